@@ -1,0 +1,53 @@
+# Two commands matter: `make demo` watches a VLM teach itself, `make test` proves that the code is right.
+# Both set up .venv with pinned dependencies first. Override: PYTHON=python3.12, TORCH=torch==2.14.1, DEMO_ARGS=...
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+# Without a GPU the CPU build of torch is enough (200 MB instead of several GB).
+GPU := $(shell command -v nvidia-smi 2>/dev/null)
+TORCH ?= torch==2.13.0
+TORCH_INDEX ?= $(if $(GPU),,https://download.pytorch.org/whl/cpu)
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+DEMO_ARGS ?=
+
+.PHONY: help setup demo demo-long lint types layers test test-long tiny clean
+
+help: ## list the targets
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
+
+setup: $(VENV)/.ready ## virtual environment with pinned dependencies
+
+$(VENV)/.ready: pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -c "import torch" 2>/dev/null || \
+	  $(if $(TORCH_INDEX),$(PIP) install -q --retries 0 --extra-index-url $(TORCH_INDEX) $(TORCH) ||,) $(PIP) install -q $(TORCH)
+	$(PIP) install -q -c constraints.txt -e '.[dev]'
+	touch $@
+
+demo: setup ## train the embedded VLM on unlabeled images (about 10 minutes on 2 cores)
+	$(BIN)/trinity-vlm demo $(DEMO_ARGS)
+
+demo-long: setup ## the same for about 30 minutes, where a rise of the Solver shows
+	$(BIN)/trinity-vlm demo --long $(DEMO_ARGS)
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: setup
+	$(BIN)/mypy
+
+layers: setup
+	$(BIN)/lint-imports
+
+test: lint types layers ## lint, types, layers and the tests (at most 15 minutes on 2 cores)
+	$(BIN)/pytest
+
+test-long: setup ## everything slower: kill and resume, two workers, a short demo
+	$(BIN)/pytest -m long --timeout 1500
+
+tiny: setup ## rebuild the embedded checkpoint (minutes on a GPU, hours without)
+	$(BIN)/python -m trinity_vlm.tiny.build --out build/tiny
+
+clean: ## remove the environment and all caches
+	rm -rf $(VENV) build dist .pytest_cache .ruff_cache .mypy_cache .hypothesis

@@ -1,0 +1,1 @@
+"""Shipped configurations; ``trinity-vlm train NAME`` reads NAME.yaml from here."""

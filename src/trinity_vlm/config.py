@@ -84,12 +84,13 @@ class ImagesConfig(Section):
     """Where unlabeled images come from. Only pixels are read; a label column is never touched."""
 
     source: str | tuple[str, ...] = Field(
-        description="folder, glob, parquet files, WebDataset tars, hub id, or 'microcosm:SPLIT' (procedural images)"
+        description="folder, file, glob, parquet shards, WebDataset tars, hub id, 'microcosm:SPLIT' (procedural), or the "
+        "import path of your own source 'package.module:factory'"
     )
     column: str = Field("image", description="image column of parquet sources")
     per_step: Positive = Field(16, description="images per outer step over all workers")
     min_side: Positive = Field(28, description="smaller images are skipped, counted as 'too_small'")
-    max_decode_pixels: Positive = Field(200_000_000, description="larger images are skipped, counted as 'too_large'")
+    max_decode_pixels: Positive = Field(178_956_970, description="larger images are skipped, counted as 'too_large'")
     max_aspect_ratio: PositiveFloat = Field(100.0, description="longer images are skipped, counted as 'extreme_aspect'")
     max_skip_rate: Fraction = Field(0.2, description="a higher share of unreadable images in a window stops the run")
     thumbnails: Literal["on", "off"] = Field("on", description="off keeps every pixel out of the run directory")

@@ -1,0 +1,151 @@
+"""From a configuration to the parts of a run, built once and handed to the loop."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from trinity_vlm.answers import Matcher
+from trinity_vlm.backbone import Backbone
+from trinity_vlm.backbone.loading import counts_pixels
+from trinity_vlm.config import Config
+from trinity_vlm.ema import VerifierEma, make_ema
+from trinity_vlm.engine.protocol import Engine
+from trinity_vlm.engine.transformers_engine import TransformersEngine
+from trinity_vlm.environments import Environment, environment_of
+from trinity_vlm.episode import Cast
+from trinity_vlm.errors import ConfigError
+from trinity_vlm.evaluation import load_problems
+from trinity_vlm.extensions import load_object
+from trinity_vlm.images import GridSize, ImageStream, open_source
+from trinity_vlm.roles import PromptSet, Questioner, Solver, Verifier
+from trinity_vlm.trainer import Trainer
+from trinity_vlm.types import POLICY, VERIFIER
+from trinity_vlm.workers import Workers
+
+
+@dataclass(frozen=True, slots=True)
+class Players:
+    """What can play an episode: the backbone, the roles over it, and the average that the Verifier follows."""
+
+    backbone: Backbone
+    cast: Cast
+    ema: VerifierEma
+
+
+@dataclass(slots=True)
+class System:
+    """Everything a run is made of. ``environment`` is set only when the images' scenes are known."""
+
+    config: Config
+    workers: Workers
+    backbone: Backbone
+    engine: Engine
+    cast: Cast
+    stream: ImageStream
+    trainer: Trainer
+    ema: VerifierEma
+    environment: Environment | None
+
+    @property
+    def images_per_worker(self) -> int:
+        return self.config.images.per_step // self.workers.world
+
+    def __enter__(self) -> System:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.cast.matcher.close()
+
+    def serve(self, version: int) -> None:
+        """Put the current policy and the Verifier's average into the engine, as two adapters of one base."""
+        self.backbone.set_factors(VERIFIER, self.ema.factors())
+        for name in (POLICY, VERIFIER):
+            self.engine.load_adapter(name, version, self.backbone.adapter_state(name))
+
+
+def check(config: Config, workers: Workers | None = None) -> None:
+    """Refuse everything that can be refused short of loading weights.
+
+    Raises UserError subclasses: sources that hold nothing, prompts that don't render, import paths that name nothing.
+    """
+    workers = workers or Workers()
+    if config.images.per_step % workers.world:
+        raise ConfigError(
+            f"images.per_step={config.images.per_step} can't be shared by {workers.world} workers; "
+            f"use a multiple of {workers.world}"
+        )
+    PromptSet.load(config.roles.prompts)
+    for key in ("questioner", "solver", "advantages"):
+        load_object(getattr(config.rewards, key), f"rewards.{key}")
+    if config.engine.kind != "transformers":
+        load_object(config.engine.kind, "engine.kind")
+    load_problems(config.evaluation.model_copy(update={"problems": 1}))
+    open_source(config.images)
+
+
+def open_stream(config: Config, backbone: Backbone, workers: Workers) -> ImageStream:
+    """This worker's part of the images, at its beginning, resized once to the backbone's own grid."""
+    processor = backbone.processor.image_processor
+    grid = None
+    if counts_pixels(processor):
+        unit = processor.patch_size * processor.merge_size
+        grid = GridSize(unit, config.model.min_pixels, config.model.max_pixels)
+    return ImageStream(open_source(config.images), config.images, config.seed, workers.rank, workers.world, grid)
+
+
+def assemble(config: Config, workers: Workers | None = None) -> System:
+    """Load the backbone and build every part. Raises UserError subclasses for what the user can fix."""
+    workers = workers or Workers()
+    check(config, workers)
+    players = open_players(config)
+    players.backbone.set_gradient_checkpointing(config.update.gradient_checkpointing)
+    return System(
+        config=config,
+        workers=workers,
+        backbone=players.backbone,
+        engine=players.cast.engine,
+        cast=players.cast,
+        stream=open_stream(config, players.backbone, workers),
+        trainer=Trainer(players.backbone, config.update, config.steps, workers),
+        ema=players.ema,
+        environment=environment_of(_sources(config)),
+    )
+
+
+def open_players(config: Config) -> Players:
+    """The backbone with both adapters at their start, and the three roles over its engine."""
+    backbone = Backbone.load(config.model, config.lora, config.seed)
+    ema = make_ema(config.ema, backbone.factors(POLICY), config.ema_rank)
+    ranks = ema.ranks()
+    backbone.add_adapter(VERIFIER, ranks, alpha=float(max(ranks.values())))
+    return Players(backbone, make_cast(config, _make_engine(config, backbone)), ema)
+
+
+def make_cast(config: Config, engine: Engine) -> Cast:
+    """The three roles over one engine."""
+    prompts = PromptSet.load(config.roles.prompts)
+    return Cast(
+        questioner=Questioner(prompts, config.roles),
+        solver=Solver(prompts, config.roles),
+        verifier=Verifier(prompts, config.roles),
+        matcher=Matcher(config.matcher),
+        engine=engine,
+        config=config.roles,
+        run_seed=config.seed,
+    )
+
+
+def _make_engine(config: Config, backbone: Backbone) -> Engine:
+    if config.engine.kind == "transformers":
+        return TransformersEngine(
+            backbone,
+            max_batch_sequences=config.engine.max_batch_sequences,
+            cuda_graphs=config.engine.cuda_graphs,
+        )
+    return load_object(config.engine.kind, "engine.kind")(backbone, config)
+
+
+def _sources(config: Config) -> Sequence[str]:
+    source = config.images.source
+    return (source,) if isinstance(source, str) else source

@@ -1,0 +1,83 @@
+"""The command line: ``trinity-vlm COMMAND --help`` teaches each command.
+
+Exit codes: 0 done, 1 a failure of the run (its last checkpoint stays usable), 2 something for you to fix,
+130 interrupted.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+import click
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+from trinity_vlm import __version__
+from trinity_vlm.cli import demonstrating, exporting, keys, playing, training, warming
+from trinity_vlm.errors import TrinityError, UserError
+
+EXIT_FAILURE, EXIT_USER, EXIT_INTERRUPT = 1, 2, 130
+
+app = typer.Typer(
+    name="trinity-vlm",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    help="Self-evolving vision-language models: one VLM asks, solves and verifies, and learns from unlabeled images.",
+    epilog="Start with:  trinity-vlm demo    Then:  trinity-vlm train tiny images.source=MY_FOLDER steps=20",
+)
+app.command("demo")(demonstrating.demo)
+app.command("train")(training.train)
+app.command("resume")(training.resume)
+app.command("play")(playing.play)
+app.command("solve")(playing.solve)
+app.command("warmup")(warming.warmup)
+app.command("export")(exporting.export)
+app.command("keys")(keys.keys)
+
+
+@app.callback(invoke_without_command=True)
+def root(
+    version: bool = typer.Option(False, "--version", help="print the version and stop"),
+    verbose: bool = typer.Option(False, "--verbose", "-v", help="show library warnings and log messages"),
+) -> None:
+    if version:
+        typer.echo(f"trinity-vlm {__version__}")
+        raise typer.Exit
+    logging.basicConfig(level=logging.INFO if verbose else logging.ERROR, format="%(levelname)s %(name)s: %(message)s")
+    if not verbose:
+        from transformers.utils import logging as transformers_logging
+
+        transformers_logging.set_verbosity_error()
+        transformers_logging.disable_progress_bar()
+
+
+def run() -> None:
+    """Entry point: turns deliberate errors into a text and an exit code."""
+    sys.exit(main(sys.argv[1:]))
+
+
+def main(arguments: list[str]) -> int:
+    """Run one command line; returns its exit code."""
+    console = Console(stderr=True)
+    try:
+        result = app(args=arguments, standalone_mode=False)
+        return result if isinstance(result, int) else 0
+    except UserError as error:
+        console.print(f"[bold red]error:[/] {escape(str(error))}", highlight=False, soft_wrap=True)
+        return EXIT_USER
+    except TrinityError as error:
+        console.print(f"[bold red]failed:[/] {escape(str(error))}", highlight=False, soft_wrap=True)
+        return EXIT_FAILURE
+    except click.ClickException as error:
+        error.show()
+        return EXIT_USER
+    except (click.Abort, KeyboardInterrupt):
+        console.print("interrupted; `trinity-vlm resume RUN` goes on from the last checkpoint")
+        return EXIT_INTERRUPT

@@ -1,0 +1,105 @@
+"""``trinity-vlm train`` and ``trinity-vlm resume``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from trinity_vlm.cli.console import ConsoleReporter, plan, timestamp
+from trinity_vlm.config import Config, apply_overrides, build_config, load_config
+from trinity_vlm.errors import ConfigError
+from trinity_vlm.rundir import RunDirectory
+from trinity_vlm.rundir.figure import plot_run
+from trinity_vlm.workers import Workers
+
+Opener = Callable[..., RunDirectory]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[KEY=VALUE]...", help="settings to change; `trinity-vlm keys` lists all"),
+]
+
+
+def train(
+    source: Annotated[
+        str, typer.Argument(metavar="PRESET|CONFIG.yaml", help="tiny, qwen3-vl-8b, qwen2.5-vl-7b, or a file")
+    ],
+    overrides: Overrides = None,
+) -> None:
+    """Train a VLM on unlabeled images.
+
+    The model asks questions about the images, verifies and solves them, and learns from the outcome; no label is read.
+
+        trinity-vlm train tiny                                    two CPU cores, about five minutes
+        trinity-vlm train tiny images.source=photos/ steps=20     your own folder
+        trinity-vlm train qwen3-vl-8b images.source='shards/*.parquet' dry_run=true
+
+    Everything is written below run_dir; a run killed at any moment goes on with `trinity-vlm resume RUN`.
+    """
+    from trinity_vlm.assembly import check
+
+    config = load_config(source, overrides or [])
+    console = Console()
+    check(config)
+    console.print(plan(config))
+    if config.dry_run:
+        console.print(
+            "dry run: configuration, prompts and images are fine; no weights were loaded, nothing was written"
+        )
+        return
+    workers = Workers.from_environment()
+    path = workers.gather(Path(config.run_dir or f"runs/{Path(source).stem}-{timestamp()}"))[0]
+    with open_shared(workers, path, config, RunDirectory.create) as run:
+        evolve_on_console(run, console, workers)
+
+
+def resume(
+    path: Annotated[Path, typer.Argument(metavar="RUN", help="a run directory")],
+    overrides: Overrides = None,
+) -> None:
+    """Go on with a run from its last checkpoint, exactly as if it had never stopped.
+
+    A finished run is extended with a higher number of steps:  trinity-vlm resume RUN steps=500
+    """
+    config = _changed(RunDirectory.open(path).config, overrides or [])
+    workers = Workers.from_environment()
+    with open_shared(workers, path, config, RunDirectory.resume) as run:
+        evolve_on_console(run, Console(), workers)
+
+
+def open_shared(workers: Workers, path: Path, config: Config, opener: Opener) -> RunDirectory:
+    """The main worker creates or resumes the run and holds its lock; the others then open it to read."""
+    run = opener(path, config, prompt_digest=prompt_digest(config)) if workers.is_main else None
+    workers.gather(None)
+    return run or RunDirectory.open(path)
+
+
+def evolve_on_console(run: RunDirectory, console: Console, workers: Workers) -> None:
+    """Train with a line a step, then draw the run's figure."""
+    from trinity_vlm.loop import evolve
+
+    console.quiet = not workers.is_main
+    console.print(f"run directory: {run.path}", soft_wrap=True)
+    evolve(run.config, run, ConsoleReporter(console))
+    if workers.is_main and run.read_metrics():
+        figure = plot_run(run, run.path / "figure.png")
+        console.print(f"done; figure: {figure}", soft_wrap=True)
+
+
+def prompt_digest(config: Config) -> str:
+    """Fingerprint of the prompts a configuration uses."""
+    from trinity_vlm.roles import PromptSet
+
+    return PromptSet.load(config.roles.prompts).digest
+
+
+def _changed(stored: Config, overrides: list[str]) -> Config:
+    values = stored.model_dump(mode="json")
+    apply_overrides(values, overrides)
+    config = build_config(values)
+    if config.dry_run:
+        raise ConfigError("dry_run=true: a resumed run has been checked already; leave it out")
+    return config

@@ -1,0 +1,318 @@
+"""One image, one episode (Section 2, A.3): propose, screen, select, solve, grade, settle a dispute.
+
+    image ──Questioner──▶ G candidates ──Verifier──▶ screened ──select──▶ (q*, a*)
+                                                                            │
+          rewards ◀── episode ◀──Verifier (grade, dispute)◀── K solutions ◀─Solver
+
+``play_episode`` is one coroutine; a step runs one per image and the engine batches whatever waits. Nothing here
+sleeps, polls or knows about batches, and nothing computes a reward: an episode records what happened.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Protocol, TypeVar
+
+from trinity_vlm.answers import Matcher, group_equivalent
+from trinity_vlm.config import RolesConfig, SamplingConfig
+from trinity_vlm.disputes import Consensus, find_consensus
+from trinity_vlm.engine.protocol import Engine, GenerationRequest, Sampling
+from trinity_vlm.roles import Questioner, Solver, Verifier
+from trinity_vlm.seeds import derive_seed
+from trinity_vlm.selection import select_candidate
+from trinity_vlm.types import (
+    POLICY,
+    VERIFIER,
+    CallRecord,
+    CallType,
+    Candidate,
+    Completion,
+    CorrectnessVerdict,
+    Dispute,
+    Episode,
+    ImageRecord,
+    Prompt,
+    ReasoningVerdict,
+    Solution,
+    Tier,
+)
+
+
+class Verdict(Protocol):
+    """What every Verifier parser returns: something that knows whether it was parsed."""
+
+    @property
+    def parsed(self) -> bool: ...
+
+
+V = TypeVar("V", bound=Verdict)
+
+
+@dataclass(frozen=True, slots=True)
+class Cast:
+    """Who plays: the three roles, the matcher and the engine that speaks for them."""
+
+    questioner: Questioner
+    solver: Solver
+    verifier: Verifier
+    matcher: Matcher
+    engine: Engine
+    config: RolesConfig
+    run_seed: int
+
+
+async def play_episode(image: ImageRecord, step: int, cast: Cast, occurrence: int = 0) -> Episode:
+    """Play the whole episode of one image.
+
+    ``occurrence`` counts earlier episodes of the same image in the same step, so that a small folder, met twice
+    in one step, is asked different questions. Raises EngineError when the engine fails.
+    """
+    stage = _Stage(cast, image, step, occurrence)
+    with cast.engine.episode():
+        candidates = await stage.screen(await stage.propose())
+        selected = select_candidate(candidates, stage.seed("select", 0, 0))
+        if selected is None:
+            return stage.close(candidates)
+        chosen = candidates[selected]
+        assert chosen.question is not None
+        assert chosen.answer is not None
+        solutions = await stage.solve(chosen.question)
+        solutions, dispute, reference = await stage.grade(chosen.question, chosen.answer, solutions)
+        return stage.close(candidates, selected, solutions, dispute, reference)
+
+
+@dataclass(slots=True)
+class _Stage:
+    """The episode in progress: what each call needs to know, and the log of calls made."""
+
+    cast: Cast
+    image: ImageRecord
+    step: int
+    occurrence: int
+    calls: list[CallRecord] = field(default_factory=list)
+
+    @property
+    def key(self) -> str:
+        return self.image.uid if self.occurrence == 0 else f"{self.image.uid}@{self.occurrence}"
+
+    def seed(self, call: str, slot: int, attempt: int) -> int:
+        return derive_seed(self.cast.run_seed, self.step, self.key, call, slot, attempt)
+
+    def close(
+        self,
+        candidates: Sequence[Candidate],
+        selected: int | None = None,
+        solutions: Sequence[Solution] = (),
+        dispute: Dispute | None = None,
+        reference: str | None = None,
+    ) -> Episode:
+        return Episode(
+            step=self.step,
+            image=self.image,
+            candidates=tuple(candidates),
+            selected=selected,
+            solutions=tuple(solutions),
+            dispute=dispute,
+            reference=reference,
+            calls=tuple(sorted(self.calls, key=lambda c: list(CallType).index(c.call))),
+        )
+
+    async def propose(self) -> list[Candidate]:
+        """G Questioner completions, parsed (step 1)."""
+        prompt = self.cast.questioner.prompt(self.image)
+        completions = await self._sample(CallType.PROPOSE, prompt, self.cast.config.candidates)
+        candidates = []
+        for index, completion in enumerate(completions):
+            parsed = self.cast.questioner.parse(completion)
+            self._record(CallType.PROPOSE, completion, parsed.format_valid)
+            candidates.append(
+                Candidate(index, prompt, completion, parsed.format_valid, parsed.error, parsed.question, parsed.answer)
+            )
+        return candidates
+
+    async def screen(self, candidates: Sequence[Candidate]) -> list[Candidate]:
+        """One Verifier call per format-valid candidate (step 2)."""
+
+        async def screened(candidate: Candidate) -> Candidate:
+            if not candidate.format_valid:
+                return candidate
+            assert candidate.question is not None
+            assert candidate.answer is not None
+            verdict, _ = await self._ask(
+                CallType.SCREEN,
+                candidate.index,
+                self.cast.verifier.screening_prompt(self.image, candidate.question, candidate.answer),
+                self.cast.verifier.parse_screening,
+            )
+            return replace(candidate, screening=verdict)
+
+        return list(await asyncio.gather(*map(screened, candidates)))
+
+    async def solve(self, question: str) -> list[Solution]:
+        """K Solver completions, parsed (step 4)."""
+        prompt = self.cast.solver.prompt(self.image, question)
+        completions = await self._sample(CallType.SOLVE, prompt, self.cast.config.solutions)
+        solutions = []
+        for index, completion in enumerate(completions):
+            parsed = self.cast.solver.parse(completion)
+            self._record(CallType.SOLVE, completion, parsed.format_valid)
+            solutions.append(
+                Solution(index, prompt, completion, parsed.format_valid, parsed.error, parsed.reasoning, parsed.answer)
+            )
+        return solutions
+
+    async def grade(
+        self, question: str, reference: str, solutions: Sequence[Solution]
+    ) -> tuple[list[Solution], Dispute | None, str]:
+        """Correctness, dispute and reasoning score (steps 5 to 7); returns the reference that stands in the end."""
+        everything = self.cast.config.reason_scope == "all"
+        correctness, reasoning = await asyncio.gather(
+            self._judge(question, reference, solutions),
+            self._score_reasoning(question, solutions if everything else ()),
+        )
+        graded = [
+            replace(s, correctness=correctness.get(s.index), correctness_before_dispute=correctness.get(s.index))
+            for s in solutions
+        ]
+        dispute = await self._settle(question, reference, graded)
+        if dispute is not None and dispute.overturned:
+            reference = dispute.majority_answer
+            correctness = await self._judge(question, reference, graded, attempt=1)
+            graded = [replace(s, correctness=correctness.get(s.index)) for s in graded]
+        if not everything:
+            reasoning = await self._score_reasoning(question, [s for s in graded if _is_correct(s)])
+        return [replace(s, reasoning_verdict=reasoning.get(s.index)) for s in graded], dispute, reference
+
+    async def _judge(
+        self, question: str, reference: str, solutions: Iterable[Solution], attempt: int = 0
+    ) -> dict[int, CorrectnessVerdict]:
+        """R_correct of every formatted solution by the three tiers, rules first (A.3)."""
+
+        async def judged(solution: Solution) -> CorrectnessVerdict:
+            assert solution.answer is not None
+            result = self.cast.matcher.match(reference, solution.answer, question=question)
+            if result.status == "match":
+                return CorrectnessVerdict(1, Tier.RULE, result.rule)
+            if result.status == "mismatch":
+                return CorrectnessVerdict(0, Tier.NUMERIC_GUARD, result.rule)
+            verdict, _ = await self._ask(
+                CallType.EQUIVALENCE,
+                solution.index + attempt * self.cast.config.solutions,
+                self.cast.verifier.equivalence_prompt(question, reference, solution.answer),
+                self.cast.verifier.parse_equivalence,
+            )
+            tier = Tier.MODEL if verdict.parsed else Tier.UNPARSED
+            return CorrectnessVerdict(verdict.match if verdict.parsed else 0, tier, "equivalence")
+
+        formatted = [s for s in solutions if s.format_valid]
+        verdicts = await asyncio.gather(*map(judged, formatted))
+        return {s.index: verdict for s, verdict in zip(formatted, verdicts, strict=True)}
+
+    async def _score_reasoning(self, question: str, solutions: Iterable[Solution]) -> dict[int, ReasoningVerdict]:
+        """R_reason of every formatted solution given (step 7)."""
+
+        async def scored(solution: Solution) -> ReasoningVerdict:
+            assert solution.reasoning is not None
+            verdict, _ = await self._ask(
+                CallType.REASON,
+                solution.index,
+                self.cast.verifier.reasoning_prompt(self.image, question, solution.reasoning),
+                self.cast.verifier.parse_reasoning,
+            )
+            return verdict
+
+        formatted = [s for s in solutions if s.format_valid]
+        verdicts = await asyncio.gather(*map(scored, formatted))
+        return {s.index: verdict for s, verdict in zip(formatted, verdicts, strict=True)}
+
+    async def _settle(self, question: str, reference: str, solutions: Sequence[Solution]) -> Dispute | None:
+        """Let the Verifier decide between a* and a strong consensus against it (step 6)."""
+        consensus = self._consensus(solutions)
+        if consensus is None:
+            return None
+        supporter = solutions[consensus.representative]
+        assert supporter.answer is not None
+        assert supporter.reasoning is not None
+        verdict, attempts = await self._ask(
+            CallType.DISPUTE,
+            0,
+            self.cast.verifier.dispute_prompt(self.image, question, reference, supporter.answer, supporter.reasoning),
+            self.cast.verifier.parse_dispute,
+        )
+        return Dispute(
+            reference=reference,
+            majority_answer=supporter.answer,
+            member_indices=consensus.members,
+            winner=verdict.winner or "majority",
+            adopted_without_verdict=not verdict.parsed,
+            attempts=attempts,
+            justification=verdict.justification,
+        )
+
+    def _consensus(self, solutions: Sequence[Solution]) -> Consensus | None:
+        if not self.cast.config.disputes:
+            return None
+        formatted = [s for s in solutions if s.format_valid]
+        groups = group_equivalent([s.answer or "" for s in formatted], self.cast.matcher)
+        return find_consensus(
+            [[formatted[i].index for i in group] for group in groups],
+            correct={s.index: int(_is_correct(s)) for s in formatted},
+            majority=self.cast.config.dispute_majority,
+        )
+
+    async def _sample(self, call: CallType, prompt: Prompt, n: int) -> list[Completion]:
+        """n policy completions; policy calls are never constrained, since that would change the policy."""
+        return await self.cast.engine.generate(
+            GenerationRequest(
+                prompt=prompt,
+                adapter=POLICY,
+                sampling=_sampling(self.cast.config.policy_sampling, self.cast.config.policy_tokens),
+                seed=self.seed(call, 0, 0),
+                call=call,
+                order_key=(self.key, call, 0, 0),
+                n=n,
+                want_logprobs=True,
+            )
+        )
+
+    async def _ask(self, call: CallType, slot: int, prompt: Prompt, parse: Callable[[Completion], V]) -> tuple[V, int]:
+        """One Verifier call with its retry budget; returns the last verdict and the number of attempts."""
+        config = self.cast.config
+        thinks = call is CallType.DISPUTE
+        tries = 1 + (config.dispute_retries if thinks else config.verifier_retries)
+        schema = self.cast.verifier.schemas[call] if config.structured_verdicts else None
+        for attempt in range(tries):
+            (completion,) = await self.cast.engine.generate(
+                GenerationRequest(
+                    prompt=prompt,
+                    adapter=VERIFIER,
+                    sampling=_sampling(
+                        config.thinking_sampling if thinks else config.verifier_sampling, config.verifier_tokens
+                    ),
+                    seed=self.seed(call, slot, attempt),
+                    call=call,
+                    order_key=(self.key, call, slot, attempt),
+                    json_schema=schema,
+                    schema_after=self.cast.verifier.schema_after(call) if schema is not None else None,
+                )
+            )
+            verdict = parse(completion)
+            self._record(call, completion, verdict.parsed)
+            if verdict.parsed:
+                break
+        return verdict, attempt + 1
+
+    def _record(self, call: CallType, completion: Completion, parsed: bool) -> None:
+        self.calls.append(
+            CallRecord(call, len(completion.prompt_token_ids), len(completion.token_ids), completion.truncated, parsed)
+        )
+
+
+def _sampling(config: SamplingConfig, max_tokens: int) -> Sampling:
+    return Sampling(config.temperature, config.top_p, config.top_k, max_tokens)
+
+
+def _is_correct(solution: Solution) -> bool:
+    return solution.correctness is not None and solution.correctness.correct == 1

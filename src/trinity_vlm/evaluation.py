@@ -1,0 +1,99 @@
+"""Held-out accuracy of the Solver on problems with known answers: never part of training, only of judging it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from trinity_vlm.config import EvaluationConfig, ImagesConfig
+from trinity_vlm.engine.protocol import GenerationRequest, Sampling
+from trinity_vlm.environments import open_environment
+from trinity_vlm.episode import Cast
+from trinity_vlm.errors import ConfigError
+from trinity_vlm.images.single import read_image
+from trinity_vlm.rundir import Evaluation
+from trinity_vlm.seeds import derive_seed
+from trinity_vlm.types import POLICY, CallType, ImageRecord
+
+PROBLEM_SEED = 20_260_000
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One question about one image with its true answer; ``kind`` groups results, for example a question type."""
+
+    image: ImageRecord
+    question: str
+    answer: str
+    kind: str = ""
+
+
+def load_problems(config: EvaluationConfig) -> list[Problem]:
+    """The held-out problems named by ``evaluation.source``: always the same ones for the same configuration.
+
+    Raises ConfigError when the source is unknown or a line of a jsonl file is not {image, question, answer}.
+    """
+    if config.source is None:
+        return []
+    scheme, separator, split = config.source.partition(":")
+    if separator and not Path(config.source).exists():
+        environment = open_environment(scheme)
+        return [
+            Problem(ImageRecord(p.uid, p.image, config.source), p.question, p.answer, p.type)
+            for p in environment.problems(split, config.problems, PROBLEM_SEED)
+        ]
+    return list(_read_jsonl(Path(config.source)))[: config.problems]
+
+
+def evaluate_solver(problems: Sequence[Problem], cast: Cast, config: EvaluationConfig) -> Evaluation:
+    """Ask the policy's Solver every problem once and grade by the rule tiers only (an ambiguous answer is wrong)."""
+    return asyncio.run(_evaluate(problems, cast, config))
+
+
+async def _evaluate(problems: Sequence[Problem], cast: Cast, config: EvaluationConfig) -> Evaluation:
+    policy = cast.config.policy_sampling
+    sampling = Sampling(0.0 if config.greedy else policy.temperature, policy.top_p, policy.top_k, config.tokens)
+
+    async def solve(index: int, problem: Problem) -> tuple[bool, bool]:
+        (completion,) = await cast.engine.generate(
+            GenerationRequest(
+                prompt=cast.solver.prompt(problem.image, problem.question),
+                adapter=POLICY,
+                sampling=sampling,
+                seed=derive_seed(PROBLEM_SEED, problem.image.uid, index),
+                call=CallType.SOLVE,
+                order_key=(problem.image.uid, CallType.SOLVE, index, 0),
+            )
+        )
+        parsed = cast.solver.parse(completion)
+        if not parsed.format_valid or parsed.answer is None:
+            return False, False
+        return cast.matcher.match(problem.answer, parsed.answer, question=problem.question).status == "match", True
+
+    outcomes = await asyncio.gather(*(solve(i, p) for i, p in enumerate(problems)))
+    return Evaluation(
+        tuple(correct for correct, _ in outcomes),
+        tuple(formatted for _, formatted in outcomes),
+        tuple(p.kind for p in problems),
+    )
+
+
+def _read_jsonl(path: Path) -> Iterator[Problem]:
+    if not path.is_file():
+        raise ConfigError(
+            f"evaluation.source={str(path)!r}: no such file; expected 'microcosm:SPLIT' or a .jsonl file of "
+            "image (path), question, answer"
+        )
+    images = ImagesConfig(source=str(path))
+    for number, line in enumerate(path.read_text().splitlines(), 1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+            image, question, answer = path.parent / row["image"], str(row["question"]), str(row["answer"])
+        except (ValueError, KeyError, TypeError) as error:
+            raise ConfigError(f"{path}:{number}: expected image, question and answer, got {error!r}") from None
+        yield Problem(read_image(image, images), question, answer)

@@ -1,0 +1,130 @@
+"""The outer loop. Open this first: ``outer_step`` is the paper's Figure 1.
+
+unlabeled images
+      │
+      ▼
+episodes  (policy asks, Verifier screens, policy solves, Verifier grades and settles disputes)
+      │
+      ▼
+rewards ─▶ advantages ─▶ one GSPO update of the policy ─▶ EMA ─▶ the Verifier of the next step
+      │
+      ▼
+metrics, episode files, checkpoint
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Sequence
+
+import psutil
+
+from trinity_vlm.advantages import collect_rollouts
+from trinity_vlm.assembly import System, assemble, open_stream
+from trinity_vlm.config import Config
+from trinity_vlm.episode import Cast, play_episode
+from trinity_vlm.errors import TrainingError
+from trinity_vlm.extensions import load_object
+from trinity_vlm.metrics import MetricSums, metric_sums
+from trinity_vlm.recording import Recorder, Reporter, Silent, StepResult
+from trinity_vlm.recovery import restore
+from trinity_vlm.rundir import RunDirectory
+from trinity_vlm.truth import truth_sums
+from trinity_vlm.types import POLICY, Episode, ImageRecord, Rollout, ScoredEpisode
+from trinity_vlm.workers import Workers
+
+BLANK_IMAGE_GAP = 1e-4
+
+
+def evolve(config: Config, run: RunDirectory, reporter: Reporter | None = None) -> None:
+    """Train from the run's last checkpoint (or from scratch) to ``config.steps`` outer steps.
+
+    Can be killed at any instant and called again: it goes on from the last checkpoint and, on the ``transformers``
+    engine and the same hardware, ends with the same metrics and weights. Raises UserError subclasses for what the
+    user can fix, TrainingError when the update can't go on; the last checkpoint stays usable.
+    """
+    reporter = reporter or Silent()
+    with assemble(config, Workers.from_environment()) as system:
+        done = restore(system, run)
+        system.serve(done)
+        reporter.note(system.backbone.describe_trainable())
+        check_that_images_matter(system, reporter)
+        recorder = Recorder(system, run, reporter)
+        if done == 0:
+            recorder.record_start()
+        for step in range(done, config.steps):
+            result = outer_step(system, step)
+            recorder.record(step + 1, result)
+        recorder.close()
+
+
+def outer_step(system: System, step: int) -> StepResult:
+    """Images in, an updated policy and Verifier out (Section 2)."""
+    clock = _Clock()
+    images = system.stream.take(system.images_per_worker)
+    episodes = asyncio.run(play_episodes(images, step, system.cast))
+    clock.lap("episodes")
+    scored = [score(episode, system.config) for episode in episodes]
+    rollouts = collect_rollouts(scored, load_object(system.config.rewards.advantages, "rewards.advantages"))
+    update = system.trainer.update(rollouts, step)
+    clock.lap("update")
+    ema = system.ema.update(system.backbone.factors(POLICY))
+    system.serve(step + 1)
+    clock.lap("ema")
+    metrics = _merge(system, scored, rollouts) | update | ema.metrics() | clock.seconds
+    metrics["memory/rss_gib"] = psutil.Process().memory_info().rss / 2**30
+    return StepResult(tuple(scored), tuple(rollouts), metrics)
+
+
+async def play_episodes(images: Sequence[ImageRecord], step: int, cast: Cast) -> list[Episode]:
+    """One episode per image, all at once: the engine batches whatever waits."""
+    seen: Counter[str] = Counter()
+    coroutines = []
+    for image in images:
+        coroutines.append(play_episode(image, step, cast, occurrence=seen[image.uid]))
+        seen[image.uid] += 1
+    return list(await asyncio.gather(*coroutines))
+
+
+def score(episode: Episode, config: Config) -> ScoredEpisode:
+    """Attach the rewards of Eqs. (1) and (2), or those of the user's own functions."""
+    questioner = load_object(config.rewards.questioner, "rewards.questioner")
+    solver = load_object(config.rewards.solver, "rewards.solver")
+    return ScoredEpisode(episode, questioner(episode, config.rewards), solver(episode, config.rewards))
+
+
+def check_that_images_matter(system: System, reporter: Reporter) -> None:
+    """Stop before step 1 when the update would not see the pixels: a blank image must change log-probabilities."""
+    (image,) = open_stream(system.config, system.backbone, system.workers).take(1)
+    gap = system.backbone.blank_image_gap(system.cast.questioner.prompt(image))
+    reporter.note(f"blank-image check: log-probabilities move by {gap:.3g} nat a token without the image")
+    if gap < BLANK_IMAGE_GAP:
+        raise TrainingError(
+            f"log-probabilities move by only {gap:.3g} nat a token (at least {BLANK_IMAGE_GAP} expected) when the "
+            f"image {image.uid} is replaced by a blank one: the model is not looking at its input; "
+            "check model.path and its processor"
+        )
+
+
+def _merge(system: System, scored: Sequence[ScoredEpisode], rollouts: Sequence[Rollout]) -> dict[str, float]:
+    """Episode metrics over all workers, with ground truth where the images' scenes are known."""
+    sums = metric_sums(scored, rollouts)
+    if system.environment is not None:
+        sums = sums + truth_sums(scored, system.environment, system.cast.matcher)
+    return sum(system.workers.gather(sums), MetricSums()).finalise()
+
+
+class _Clock:
+    """Wall-clock seconds by phase."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self._start = self._last = time.perf_counter()
+
+    def lap(self, phase: str) -> None:
+        now = time.perf_counter()
+        self.seconds[f"seconds/{phase}"] = now - self._last
+        self.seconds["seconds/step"] = now - self._start
+        self._last = now

@@ -1,0 +1,125 @@
+"""Bad input ends with exit code 2 and a text that names the fault; nothing half-made is left behind."""
+
+import json
+
+import pytest
+from loop_factory import picture, write_images
+
+from trinity_vlm.cli.main import EXIT_USER, main
+
+FAST = ["images.per_step=2", "roles.candidates=2", "roles.solutions=2", "evaluation.source=null", "steps=1"]
+
+
+def refused(capsys, *arguments):
+    """The error text of a command line that must end with exit code 2."""
+    assert main(list(arguments)) == EXIT_USER
+    return capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        (["roles.solutions=1"], "roles.solutions=1"),
+        (["model.min_pixels=99999", "model.max_pixels=9"], "model.min_pixels=99999"),
+        (["roles.candidats=3"], "roles.candidats: unknown key; did you mean roles.candidates?"),
+        (["roles.candidates=0"], "roles.candidates=0"),
+        (["ema.alpha=1.5"], "ema.alpha=1.5"),
+        (["update.lr=fast"], "update.lr='fast'"),
+        (["steps"], "not key=value"),
+        (["roles.prompts=/nowhere"], "/nowhere"),
+        (["rewards.questioner=trinity_vlm.rewards:nothing"], "rewards.questioner"),
+        (["engine.kind=no_such_engine:make"], "engine.kind"),
+        (["images.source=/no/such/folder"], "/no/such/folder"),
+        (["model.path=/no/such/model"], "/no/such/model"),
+        (["lora.targets=[no_such_layer]"], "lora.targets"),
+        (["lora.targets=[qkv]"], "lora.targets"),
+    ],
+)
+def test_bad_settings_are_named(capsys, tmp_path, overrides, expected):
+    run_dir = tmp_path / "run"
+    text = refused(capsys, "train", "tiny", f"run_dir={run_dir}", *FAST, *overrides)
+    assert expected in text
+
+
+def test_an_unknown_preset_lists_the_known_ones(capsys):
+    assert "qwen3-vl-8b" in refused(capsys, "train", "huge")
+
+
+def test_an_empty_folder_and_a_folder_of_text_are_told_apart(capsys, tmp_path):
+    empty, texts = tmp_path / "empty", tmp_path / "texts"
+    empty.mkdir()
+    texts.mkdir()
+    (texts / "notes.txt").write_text("no picture")
+    for folder in (empty, texts):
+        text = refused(capsys, "train", "tiny", f"run_dir={tmp_path / 'run'}", f"images.source={folder}", *FAST)
+        assert str(folder) in text
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_folder_of_broken_pictures_stops_with_the_reasons(capsys, tmp_path):
+    broken = tmp_path / "broken"
+    broken.mkdir()
+    for index in range(4):
+        (broken / f"{index}.png").write_bytes(b"not a picture")
+    text = refused(capsys, "train", "tiny", f"run_dir={tmp_path / 'run'}", f"images.source={broken}", *FAST)
+    assert "undecodable" in text
+
+
+def test_dry_run_checks_and_writes_nothing(capsys, tmp_path):
+    run_dir = tmp_path / "run"
+    folder = write_images(tmp_path / "pictures")
+    for preset in ("tiny", "qwen3-vl-8b", "qwen2.5-vl-7b"):
+        assert main(["train", preset, f"run_dir={run_dir}", f"images.source={folder}", "dry_run=true"]) == 0
+    assert "no weights were loaded" in capsys.readouterr().out
+    assert not run_dir.exists()
+
+
+def test_resume_of_nothing_and_of_a_foreign_folder(capsys, tmp_path):
+    assert str(tmp_path / "nothing") in refused(capsys, "resume", str(tmp_path / "nothing"))
+    (tmp_path / "foreign").mkdir()
+    (tmp_path / "foreign" / "file.txt").write_text("mine")
+    assert str(tmp_path / "foreign") in refused(capsys, "resume", str(tmp_path / "foreign"))
+
+
+def test_train_resume_play_solve_and_export_work_together(capsys, tmp_path):
+    """A user's whole path on a folder of own pictures: train, extend, look, ask, export all three forms."""
+    folder = write_images(tmp_path / "pictures")
+    run = tmp_path / "run"
+    assert main(["train", "tiny", f"run_dir={run}", f"images.source={folder}", *FAST]) == 0
+    assert main(["resume", str(run), "steps=2"]) == 0
+    image = folder / "0.png"
+    assert main(["play", str(image), "--run", str(run), "--save", str(tmp_path / "episode.parquet")]) == 0
+    assert main(["solve", str(image), "How many circles are there?", "--run", str(run)]) == 0
+    assert main(["export", str(run), "--out", str(tmp_path / "adapter")]) == 0
+    assert main(["export", str(run), "--out", str(tmp_path / "merged"), "--what", "merged"]) == 0
+    assert main(["export", str(run), "--out", str(tmp_path / "pairs.parquet"), "--what", "pairs"]) == 0
+    assert json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())["peft_type"] == "LORA"
+    assert (tmp_path / "merged" / "model.safetensors").exists()
+    assert (run / "figure.png").exists()
+    assert main(["train", "tiny", f"run_dir={run}", *FAST]) == EXIT_USER
+    assert "already holds a run" in capsys.readouterr().err
+
+
+def test_a_setting_that_may_not_change_is_refused_on_resume(capsys, tmp_path):
+    folder = write_images(tmp_path / "pictures")
+    run = tmp_path / "run"
+    assert main(["train", "tiny", f"run_dir={run}", f"images.source={folder}", *FAST]) == 0
+    text = refused(capsys, "resume", str(run), "update.lr=0.5")
+    assert "update.lr" in text
+    assert "0.5" in text
+
+
+def test_every_key_is_listed_with_its_meaning(capsys):
+    assert main(["keys", "roles."]) == 0
+    text = capsys.readouterr().out
+    assert "roles.candidates" in text
+    assert "roles.reason_scope" in text
+
+
+def test_an_unreadable_picture_is_named(capsys, tmp_path):
+    broken = tmp_path / "broken.png"
+    broken.write_bytes(b"nothing")
+    assert "broken.png" in refused(capsys, "play", str(broken))
+    good = tmp_path / "good.png"
+    picture(0).pixels.save(good)
+    assert main(["solve", str(good), "What colour is bar A?"]) == 0

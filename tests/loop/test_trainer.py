@@ -1,0 +1,176 @@
+"""The update on a real tiny VLM: what must not change it, and what must."""
+
+import dataclasses
+import itertools
+import math
+import os
+import socket
+
+import pytest
+import torch
+import torch.multiprocessing as mp
+from loop_factory import UPDATE, largest_difference, rollout, some_rollouts, tiny_backbone, weights
+
+from trinity_vlm.errors import TrainingError
+from trinity_vlm.trainer import Trainer, learning_rate, trained_role
+from trinity_vlm.types import POLICY, Role
+from trinity_vlm.workers import Workers
+
+
+def changed(config, **values):
+    return config.model_copy(update=values)
+
+
+def updated(config=UPDATE, steps=1, count=9):
+    """Weights and last metrics after ``steps`` updates on the same rollouts."""
+    backbone = tiny_backbone()
+    trainer = Trainer(backbone, config, total_steps=10)
+    for step in range(steps):
+        metrics = trainer.update(some_rollouts(backbone, count), step)
+    return weights(backbone), metrics
+
+
+def test_learning_rate_warms_up_then_follows_a_cosine_to_zero():
+    """Hand-worked: 5 warm-up steps of 1e-5; halfway through the cosine it is half; at the end it is 0."""
+    rates = [learning_rate(1e-5, step, 105, 5) for step in range(105)]
+    assert rates[:5] == pytest.approx([2e-6, 4e-6, 6e-6, 8e-6, 1e-5])
+    assert rates[5] == pytest.approx(1e-5)
+    assert rates[55] == pytest.approx(5e-6)
+    assert learning_rate(1e-5, 105, 105, 5) == pytest.approx(0.0, abs=1e-20)
+    assert all(a >= b for a, b in itertools.pairwise(rates[5:]))
+
+
+def test_alternating_trains_one_role_at_a_time():
+    config = changed(UPDATE, schedule="alternating", alternate_every=2)
+    assert [trained_role(config, s) for s in range(6)] == [Role.SOLVER] * 2 + [Role.QUESTIONER] * 2 + [Role.SOLVER] * 2
+    assert trained_role(UPDATE, 3) is None
+    backbone = tiny_backbone()
+    metrics = Trainer(backbone, config, 10).update(some_rollouts(backbone, 9), 0)
+    assert metrics["trained_rollouts"] == 4
+
+
+def test_one_update_is_on_policy():
+    """With recomputed log-probabilities and one update the ratio is exactly 1 and nothing is clipped."""
+    _, metrics = updated()
+    assert metrics["ratio_mean"] == 1.0
+    assert metrics["clip_fraction"] == 0.0
+    assert metrics["updates"] == 1
+
+
+def test_several_updates_move_away_from_the_rollout_policy():
+    """From the second update on the ratio leaves 1 and GSPO's tight clip acts."""
+    _, metrics = updated(changed(UPDATE, updates_per_step=3))
+    assert metrics["updates"] == 3
+    assert metrics["ratio_mean"] != 1.0
+    assert metrics["clip_fraction"] > 0
+
+
+def test_micro_batches_do_not_change_the_update():
+    whole, _ = updated(changed(UPDATE, tokens_per_microbatch=100_000))
+    single, _ = updated(changed(UPDATE, tokens_per_microbatch=1))
+    assert largest_difference(whole, single) < 2e-5
+    assert largest_difference(whole, weights(tiny_backbone())) > 1e-4
+
+
+def test_gradient_checkpointing_does_not_change_the_update():
+    plain, _ = updated()
+    backbone = tiny_backbone()
+    backbone.set_gradient_checkpointing(True)
+    Trainer(backbone, UPDATE, 10).update(some_rollouts(backbone), 0)
+    assert largest_difference(plain, weights(backbone)) < 2e-5
+
+
+def test_rewarded_tokens_become_likelier_and_punished_ones_less_likely():
+    backbone = tiny_backbone()
+    good, bad = rollout(backbone, 0, 1.0), rollout(backbone, 1, -1.0)
+
+    def logprob(r):
+        batch = backbone.collate([(backbone.encode(r.prompt), r.completion.token_ids)], "right")
+        with torch.no_grad():
+            return float(backbone.completion_logprobs(batch, POLICY).sum())
+
+    before = logprob(good), logprob(bad)
+    trainer = Trainer(backbone, UPDATE, total_steps=10)
+    for step in range(3):
+        trainer.update([good, bad], step)
+    assert logprob(good) > before[0] + 0.01
+    assert logprob(bad) < before[1] - 0.01
+
+
+def test_nothing_retained_moves_nothing_but_the_schedule():
+    backbone = tiny_backbone()
+    before = weights(backbone)
+    metrics = Trainer(backbone, changed(UPDATE, warmup_steps=5), 10).update([], 1)
+    assert largest_difference(before, weights(backbone)) == 0
+    assert metrics["updates"] == 0
+    assert metrics["lr"] == pytest.approx(4e-4)
+
+
+def test_a_prompt_seen_differently_by_the_engine_is_refused():
+    """Training on other prompt tokens than those sampled from would be silently off-policy."""
+    backbone = tiny_backbone()
+    good = rollout(backbone, 0, 1.0)
+    completion = dataclasses.replace(good.completion, prompt_token_ids=good.completion.prompt_token_ids[:-1])
+    with pytest.raises(TrainingError, match="same processor"):
+        Trainer(backbone, UPDATE, 10).update([dataclasses.replace(good, completion=completion)], 0)
+
+
+@pytest.mark.parametrize("poison", [math.nan, math.inf])
+def test_a_non_finite_loss_stops_before_any_weight_moves(poison):
+    backbone = tiny_backbone()
+    trainer = Trainer(backbone, UPDATE, 10)
+    name, parameter = backbone.trainable_parameters()[0]
+    with torch.no_grad():
+        parameter[0, 0] = poison
+    before = weights(backbone)
+    with pytest.raises(TrainingError, match="no weight was changed"):
+        trainer.update(some_rollouts(backbone), 0)
+    after = weights(backbone)
+    assert all(torch.equal(before[k], after[k]) for k in before if k != name)
+
+
+def test_optimizer_state_round_trip_continues_bit_for_bit():
+    straight, _ = updated(steps=2)
+    backbone = tiny_backbone()
+    trainer = Trainer(backbone, UPDATE, 10)
+    trainer.update(some_rollouts(backbone), 0)
+    tensors, meta = trainer.state()
+    adapter = backbone.adapter_state(POLICY)
+    fresh = tiny_backbone(seed=99)
+    resumed = Trainer(fresh, UPDATE, 10)
+    fresh.load_adapter_state(POLICY, adapter)
+    resumed.load_state(tensors, meta)
+    resumed.update(some_rollouts(fresh), 1)
+    assert largest_difference(straight, weights(fresh)) == 0
+
+
+def _worker(rank, world, port, shares, folder):
+    os.environ |= {
+        "RANK": str(rank),
+        "WORLD_SIZE": str(world),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+    }
+    torch.set_num_threads(1)
+    backbone = tiny_backbone()
+    trainer = Trainer(backbone, UPDATE, 10, Workers.from_environment())
+    mine = [r for r, owner in zip(some_rollouts(backbone), shares, strict=True) if owner == rank]
+    metrics = trainer.update(mine, 0)
+    torch.save((weights(backbone), metrics), f"{folder}/{rank}.pt")
+
+
+@pytest.mark.parametrize("shares", [[0, 1, 0, 0, 1, 1, 0, 1, 1], [0] * 9])
+def test_two_workers_make_the_update_of_one(tmp_path, shares):
+    """The same recorded rollouts, shared unevenly over two gloo workers (one may have none): the same update."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    mp.spawn(_worker, args=(2, port, shares, tmp_path), nprocs=2)
+    alone, metrics = updated()
+    results = [torch.load(tmp_path / f"{rank}.pt") for rank in range(2)]
+    assert largest_difference(results[0][0], results[1][0]) == 0
+    assert largest_difference(results[0][0], alone) < 2e-5
+    for _, found in results:
+        assert found["trained_rollouts"] == 9
+        assert found["loss"] == pytest.approx(metrics["loss"], abs=1e-6)
+        assert found["grad_norm"] == pytest.approx(metrics["grad_norm"], rel=1e-4)

@@ -9,6 +9,7 @@ from trinity_vlm.assembly import System
 from trinity_vlm.evaluation import evaluate_solver, load_problems
 from trinity_vlm.recovery import save
 from trinity_vlm.rundir import Evaluation, RunDirectory, mark_best
+from trinity_vlm.rundir.checkpoints import checkpoint_name
 from trinity_vlm.tracking import open_trackers
 from trinity_vlm.types import Rollout, ScoredEpisode
 
@@ -60,10 +61,12 @@ class Recorder:
         self.trackers = open_trackers(system.config.tracking, run) if system.workers.is_main else []
         rows = run.read_metrics()
         self.has_start = bool(rows)
-        self.best = max(
-            (row["eval/accuracy"] for row in rows if row["step"] > 0 and "eval/accuracy" in row), default=0.0
-        )
+        evaluated = [row for row in rows if row["step"] > 0 and "eval/accuracy" in row]
+        best = max(evaluated, key=lambda row: row["eval/accuracy"], default=None)
+        self.best = best["eval/accuracy"] if best else 0.0
         if system.workers.is_main:
+            if best:
+                self._name_best(int(best["step"]))
             for step, evaluation in run.read_evaluations().items():
                 reporter.evaluated(step, evaluation)
 
@@ -92,12 +95,17 @@ class Recorder:
         if improved or step % config.checkpoint.every == 0 or step == config.steps:
             save(self.system, self.run, step)
         if improved and workers.is_main:
-            mark_best(self.run.checkpoints_path, step)
+            self._name_best(step)
 
     def close(self) -> None:
         """Flush and close the trackers."""
         for tracker in self.trackers:
             tracker.close()
+
+    def _name_best(self, step: int) -> None:
+        """Also on resume: a kill between saving the best checkpoint and naming it must not lose the name."""
+        if (self.run.checkpoints_path / checkpoint_name(step)).is_dir():
+            mark_best(self.run.checkpoints_path, step)
 
     def _due(self, step: int) -> bool:
         every = self.system.config.evaluation.every

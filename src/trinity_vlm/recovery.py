@@ -42,7 +42,8 @@ def restore(system: System, run: RunDirectory) -> int:
     """Load the last complete checkpoint, drop everything written after it, and return the steps already done."""
     path = latest_checkpoint(run.checkpoints_path)
     if path is None:
-        run.truncate_after(0)
+        if system.workers.is_main:
+            run.truncate_after(0)
         return 0
     state = load_checkpoint(path)
     system.backbone.load_adapter_state(POLICY, state.tensors[POLICY])

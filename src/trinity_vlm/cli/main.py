@@ -11,6 +11,8 @@ import os
 import sys
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+# Threads that wait actively between the short kernels of a small model cost several times the work itself.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 import click
 import typer

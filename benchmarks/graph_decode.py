@@ -53,7 +53,9 @@ def timed(name: str, backbone: Backbone, args: argparse.Namespace, run, referenc
     tokens = [row.token_ids for row in rows]
     same = np.mean([a == b for a, b in zip(tokens, reference or tokens, strict=True)])
     number = sum(map(len, tokens))
-    print(f"{name:<10} {number:>7} tokens {number / seconds:>10,.0f} tok/s   identical to plain: {same:.4f}", flush=True)
+    print(
+        f"{name:<10} {number:>7} tokens {number / seconds:>10,.0f} tok/s   identical to plain: {same:.4f}", flush=True
+    )
     return tokens
 
 
@@ -99,7 +101,9 @@ def main() -> None:
         path=args.model, dtype=args.dtype, device=args.device, min_pixels=pixels, max_pixels=pixels, context=4096
     )
     backbone = Backbone.load(config, LoraConfig(rank=16, alpha=32))
-    device = torch.cuda.get_device_name() if backbone.device.type == "cuda" else f"{torch.get_num_threads()} CPU threads"
+    device = (
+        torch.cuda.get_device_name() if backbone.device.type == "cuda" else f"{torch.get_num_threads()} CPU threads"
+    )
     print(f"{device}, torch {torch.__version__}, {backbone.dtype}, {args.sequences} sequences, {args.tokens} tokens")
     plain = timed("plain", backbone, args, lambda rows: decode(backbone, rows))
     static = StaticDecoder(backbone, capture=backbone.device.type == "cuda")

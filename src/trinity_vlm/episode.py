@@ -229,7 +229,7 @@ class _Stage:
 
     async def _settle(self, question: str, reference: str, solutions: Sequence[Solution]) -> Dispute | None:
         """Let the Verifier decide between a* and a strong consensus against it (step 6)."""
-        consensus = self._consensus(solutions)
+        consensus = self._consensus(question, solutions)
         if consensus is None:
             return None
         supporter = solutions[consensus.representative]
@@ -251,11 +251,11 @@ class _Stage:
             justification=verdict.justification,
         )
 
-    def _consensus(self, solutions: Sequence[Solution]) -> Consensus | None:
+    def _consensus(self, question: str, solutions: Sequence[Solution]) -> Consensus | None:
         if not self.cast.config.disputes:
             return None
         formatted = [s for s in solutions if s.format_valid]
-        groups = group_equivalent([s.answer or "" for s in formatted], self.cast.matcher)
+        groups = group_equivalent([s.answer or "" for s in formatted], self.cast.matcher, question)
         return find_consensus(
             [[formatted[i].index for i in group] for group in groups],
             correct={s.index: int(_is_correct(s)) for s in formatted},

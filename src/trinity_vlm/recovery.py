@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 from trinity_vlm.checkpoint import CheckpointState, load_checkpoint, save_checkpoint
 from trinity_vlm.errors import RunDirectoryError
@@ -10,6 +10,7 @@ from trinity_vlm.rundir import RunDirectory, best_checkpoint, latest_checkpoint
 from trinity_vlm.types import POLICY, VERIFIER
 
 if TYPE_CHECKING:
+    from trinity_vlm.images import StreamState
     from trinity_vlm.assembly import System
     from trinity_vlm.backbone import Backbone
 
@@ -49,8 +50,9 @@ def restore(system: System, run: RunDirectory) -> int:
     system.backbone.load_adapter_state(POLICY, state.tensors[POLICY])
     system.backbone.load_adapter_state(VERIFIER, state.tensors[VERIFIER])
     system.ema.load_state_dict(state.tensors["ema"])
-    system.trainer.load_state(state.tensors["optimizer"], state.meta["optimizer"])
-    streams = state.meta["streams"]
+    meta = cast("dict[str, Any]", state.meta)
+    system.trainer.load_state(state.tensors["optimizer"], meta["optimizer"])
+    streams: list[StreamState] = meta["streams"]
     system.stream.load_state_dict(streams[system.workers.rank % len(streams)])
     if system.workers.is_main:
         run.truncate_after(state.step)

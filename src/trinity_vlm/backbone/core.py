@@ -1,0 +1,256 @@
+"""Backbone: one model object shared by the engine, the trainer and the supervised warm-up."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from typing import Any, Literal
+
+import torch
+from PIL import Image
+from torch import Tensor, nn
+from transformers import Cache
+
+from trinity_vlm.backbone.adapters import Adapters
+from trinity_vlm.backbone.batching import Batch, collate, stack_image_inputs
+from trinity_vlm.backbone.encoding import EncodedPrompt, PromptEncoder
+from trinity_vlm.backbone.loading import end_ids, load_model, load_processor, never_sampled_ids
+from trinity_vlm.backbone.logprobs import token_logprobs
+from trinity_vlm.backbone.vision import VisionFeatures, supports_feature_cache
+from trinity_vlm.config import LoraConfig, ModelConfig
+from trinity_vlm.ema import LowRank
+from trinity_vlm.errors import EngineError, ModelLoadError
+from trinity_vlm.types import POLICY, ImageRecord, Message, Prompt
+
+_SHORT_TEXT = "yes 1 2 3"
+
+
+class Backbone:
+    """A vision-language model with its processor and, unless all parameters train, its adapters.
+
+    model: the PEFT model, or the plain one in full-parameter mode
+    context: most tokens of a prompt and its completion together
+    num_logits: rows of the output layer, at least the tokenizer's vocabulary
+    eos_ids: ids that end a completion
+    placeholder_ids: ids that are never sampled; log-probabilities are normalised without them
+    """
+
+    def __init__(self, model: Any, processor: Any, lora: LoraConfig | None, context: int, seed: int = 0) -> None:
+        self._base: Any = model
+        self._inner: Any = model.base_model
+        self._head: Any = self._base.get_output_embeddings()
+        self.processor: Any = processor
+        self.tokenizer: Any = self.processor.tokenizer
+        self.device: torch.device = self._base.device
+        self.dtype: torch.dtype = self._base.dtype
+        self.context = context
+        self.num_logits: int = self._head.weight.shape[0]
+        self.eos_ids = end_ids(model, self.tokenizer)
+        self.placeholder_ids = never_sampled_ids(model, self.tokenizer, self.eos_ids)
+        self.pad_id: int = self.tokenizer.pad_token_id if self.tokenizer.pad_token_id is not None else min(self.eos_ids)
+        self._banned = torch.tensor(sorted(self.placeholder_ids), dtype=torch.long, device=self.device)
+        self._arguments = inspect.signature(self._inner.forward).parameters
+        self._encoder = PromptEncoder(processor, self._removed_tokens(), self._rotary_positions)
+        self._check_head()
+        self._adapters = None if lora is None else Adapters(model, lora, seed)
+        self.model: nn.Module = model if self._adapters is None else self._adapters.model
+        self._vision = None
+        if supports_feature_cache(self._inner):
+            self._vision = VisionFeatures(self._inner, frozen=lora is not None)
+
+    @classmethod
+    def load(cls, config: ModelConfig, lora: LoraConfig | None, seed: int = 0) -> Backbone:
+        """Load model and processor; ``lora=None`` trains every parameter. ``seed`` sets the initial adapter.
+
+        Raises ModelLoadError for an unreadable path or missing files, ConfigError for LoRA targets that match nothing.
+        """
+        return cls(load_model(config), load_processor(config), lora, config.context, seed)
+
+    # Prompts and batches
+
+    def render(self, prompt: Prompt) -> str:
+        """The prompt as text: chat template, opened assistant turn, ``assistant_prefix`` once."""
+        return self._encoder.render(prompt)
+
+    def encode(self, prompt: Prompt) -> EncodedPrompt:
+        """Token ids and image tensors of a prompt; an image's pixels are processed once while cached."""
+        return self._encoder.encode(prompt)
+
+    def collate(self, sequences: Sequence[tuple[EncodedPrompt, Sequence[int]]], pad: Literal["left", "right"]) -> Batch:
+        """Pad prompts with their completions to one batch on the model's device."""
+        return collate(sequences, pad, self.pad_id, self.device)
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Text of a completion without its end-of-turn ids; thinking tags are kept."""
+        return self.tokenizer.decode([i for i in token_ids if i not in self.eos_ids], skip_special_tokens=False)
+
+    # Forward passes
+
+    def hidden_states(self, batch: Batch, cache: Cache | None = None) -> Tensor:
+        """Final hidden states [B, L, H] of the active adapter; fills ``cache`` when one is given."""
+        inputs = {
+            "input_ids": batch.input_ids,
+            "attention_mask": batch.attention_mask,
+            "position_ids": batch.position_ids,
+            **{k: v for k, v in batch.token_inputs.items() if k in self._arguments},
+        }
+        with self.image_inputs(batch.prompts) as image_inputs:
+            return self._inner(**inputs, **image_inputs, **self.cache_arguments(cache))[0]
+
+    def next_hidden(self, input_ids: Tensor, attention_mask: Tensor, position_ids: Tensor, cache: Cache) -> Tensor:
+        """Hidden states [B, 1, H] of one further token per row [B, 1]; mask [B, S] or [B, 1, 1, S] over the cache."""
+        return self._inner(
+            input_ids=input_ids, attention_mask=attention_mask, position_ids=position_ids, **self.cache_arguments(cache)
+        )[0]
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Float32 logits [..., V] of hidden states [..., H]; ids that are never sampled hold -inf."""
+        return self._head(hidden).float().index_fill(-1, self._banned, float("-inf"))
+
+    def completion_logprobs(self, batch: Batch, adapter: str | None) -> Tensor:
+        """Natural-log probabilities [B, T], float32, of the completion tokens at temperature 1; 0 on padding.
+
+        Normalised over the ids that may be sampled. Gradients flow to the policy adapter, or to all
+        parameters in full-parameter mode; other adapters give values only.
+        """
+        trains = torch.is_grad_enabled() and (self._adapters is None or adapter == POLICY)
+        self.model.train(trains)
+        with torch.set_grad_enabled(trains), self.use_adapter(adapter):
+            hidden = self.hidden_states(batch)
+            rows = torch.arange(len(hidden), device=hidden.device)[:, None]
+            selected = hidden[rows, batch.predicted_at][batch.completion_mask]
+            token_ids = batch.completion_ids[batch.completion_mask]
+            values = token_logprobs(selected, token_ids, self.logits, self.num_logits)
+        blank = torch.zeros(batch.completion_ids.shape, device=hidden.device)
+        return blank.masked_scatter(batch.completion_mask, values)
+
+    def set_gradient_checkpointing(self, enabled: bool) -> None:
+        """Recompute layer activations in the backward pass instead of keeping them."""
+        if enabled:
+            self._base.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        else:
+            self._base.gradient_checkpointing_disable()
+
+    def blank_image_gap(self, prompt: Prompt, token_ids: Sequence[int] = (), adapter: str | None = None) -> float:
+        """Mean absolute change of token log-probabilities when the image is replaced by a grey one of its size.
+
+        Zero means that the forward pass ignores the pixels. ``token_ids`` is a completion of the prompt; without one
+        a short fixed text is scored. Raises ValueError for a prompt without an image.
+        """
+        if prompt.image is None:
+            raise ValueError("a blank-image check needs a prompt with an image")
+        tokens = list(token_ids) or self.tokenizer(_SHORT_TEXT, add_special_tokens=False)["input_ids"]
+        pair = [(self.encode(p), tokens) for p in (prompt, _greyed(prompt))]
+        with torch.no_grad():
+            logprobs = self.completion_logprobs(self.collate(pair, "right"), adapter)
+        return float((logprobs[0] - logprobs[1]).abs().mean())
+
+    # Adapters
+
+    def add_adapter(self, name: str, ranks: int | Mapping[str, int], alpha: float) -> None:
+        """A further adapter that changes nothing yet; ``ranks`` for all layers or by full layer name."""
+        self._need_adapters().add(name, ranks, alpha)
+
+    @contextmanager
+    def use_adapter(self, name: str | None) -> Iterator[None]:
+        """Run the block under adapter ``name``, None for the bare base model; EngineError for an unknown name."""
+        with nullcontext() if self._adapters is None and name is None else self._need_adapters().use(name):
+            yield
+
+    @property
+    def adapter_names(self) -> tuple[str, ...]:
+        """Names of the loaded adapters, none in full-parameter mode."""
+        return () if self._adapters is None else tuple(self._adapters.names)
+
+    def factors(self, name: str) -> dict[str, LowRank]:
+        """Per adapted layer the delta the adapter adds, scaling folded into ``left``."""
+        return self._need_adapters().factors(name)
+
+    def set_factors(self, name: str, factors: Mapping[str, LowRank]) -> None:
+        """Make the adapter add exactly these deltas."""
+        self._need_adapters().set_factors(name, factors)
+
+    def adapter_state(self, name: str) -> dict[str, Tensor]:
+        """CPU copies of the adapter's tensors under PEFT's saved names."""
+        return self._need_adapters().state(name)
+
+    def load_adapter_state(self, name: str, state: Mapping[str, Tensor]) -> None:
+        """Replace the adapter's tensors in place; EngineError naming wrong or missing keys."""
+        self._need_adapters().load_state(name, state)
+
+    def trainable_parameters(self) -> list[tuple[str, nn.Parameter]]:
+        """Names and parameters that train: the policy adapter's, or all in full-parameter mode."""
+        if self._adapters is None:
+            return list(self.model.named_parameters())
+        return list(self._adapters.parameters(POLICY).items())
+
+    def describe_trainable(self) -> str:
+        """A table of what trains, for the start of a run."""
+        if self._adapters is None:
+            return f"all {sum(p.numel() for p in self.model.parameters()):,} parameters train"
+        total = sum(p.numel() for p in self._base.parameters())
+        return (
+            f"{self._adapters.describe()}\nof {total:,} parameters in all; vision tower, embeddings and head are frozen"
+        )
+
+    # Details of the family
+
+    def cache_arguments(self, cache: Cache | None) -> dict[str, Any]:
+        """How this version of transformers takes a key-value cache."""
+        name = "cache" if "cache" in self._arguments else "past_key_values"
+        return {"use_cache": False} if cache is None else {name: cache, "use_cache": True}
+
+    @contextmanager
+    def image_inputs(self, prompts: Sequence[EncodedPrompt]) -> Iterator[dict[str, Tensor]]:
+        """What the model's forward takes for these rows' images; to be called within the block."""
+        if self._vision is not None:
+            with self._vision.serving(prompts) as inputs:
+                yield inputs
+        else:
+            yield {name: values.to(self.device) for name, values in stack_image_inputs(prompts).items()}
+
+    def _rotary_positions(self, encoded: EncodedPrompt) -> Tensor | None:
+        if not hasattr(self._inner, "get_rope_index"):
+            return None
+        if "mm_token_type_ids" not in encoded.token_inputs:
+            return torch.arange(len(encoded.input_ids)).expand(3, -1)
+        positions, _ = self._inner.get_rope_index(
+            input_ids=torch.tensor([encoded.input_ids]),
+            mm_token_type_ids=encoded.token_inputs["mm_token_type_ids"][None],
+            image_grid_thw=encoded.image_inputs["image_grid_thw"],
+            attention_mask=torch.ones(1, len(encoded.input_ids), dtype=torch.long),
+        )
+        return positions[:, 0]
+
+    def _removed_tokens(self) -> tuple[str, ...]:
+        control = self.placeholder_ids | self.eos_ids
+        tokens = [t.content for i, t in self.tokenizer.added_tokens_decoder.items() if i in control]
+        return tuple(sorted(tokens, key=len, reverse=True))
+
+    @torch.no_grad()
+    def _check_head(self) -> None:
+        """Log-probabilities apply the output layer to the last hidden states; refuse models where that is not all."""
+        ids = torch.tensor([self.tokenizer(_SHORT_TEXT, add_special_tokens=False)["input_ids"]], device=self.device)
+        expected = self._base(input_ids=ids).logits
+        found = self._head(self._inner(input_ids=ids)[0])
+        if not torch.allclose(expected, found, rtol=1e-4, atol=1e-5):
+            raise ModelLoadError(
+                f"{type(self._base).__name__} changes the logits after its output layer (for example by a soft cap); "
+                "such models are not supported yet"
+            )
+
+    def _need_adapters(self) -> Adapters:
+        if self._adapters is None:
+            raise EngineError("this backbone was loaded in full-parameter mode (lora=None) and has no adapters")
+        return self._adapters
+
+
+def _greyed(prompt: Prompt) -> Prompt:
+    def grey(message: Message) -> Message:
+        if message.image is None:
+            return message
+        pixels = Image.new("RGB", message.image.pixels.size, (128, 128, 128))
+        return Message(message.role, message.text, ImageRecord(f"{message.image.uid}#grey", pixels))
+
+    return Prompt(tuple(grey(m) for m in prompt.messages), prompt.assistant_prefix)

@@ -1,0 +1,189 @@
+"""From a Prompt to token ids and image tensors, with each image preprocessed once while it stays in a bounded cache."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
+
+import torch
+from PIL import Image
+from torch import Tensor
+
+from trinity_vlm.types import ImageRecord, Prompt
+
+PIXEL_CACHE_BYTES = 2 * 2**30  # an image of 1,024 tokens takes 25 MB as patches
+Value = TypeVar("Value")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class EncodedPrompt:
+    """A prompt as the model reads it, on the CPU.
+
+    input_ids: length P, image placeholders expanded (one id per image token)
+    image_inputs: tensors of its image (``pixel_values``, ``image_grid_thw`` ...), empty for a text-only prompt
+    image_uid: the image's name; None for a text-only prompt
+    image_key: digest of the pixels; what caches of image features are keyed by
+    token_inputs: further inputs with one entry per token [P], for example ``token_type_ids``
+    positions: [3, P] for families with three rotary axes, else None (positions 0 .. P-1)
+    """
+
+    input_ids: tuple[int, ...]
+    image_inputs: Mapping[str, Tensor]
+    image_uid: str | None
+    image_key: str | None = None
+    token_inputs: Mapping[str, Tensor] = field(default_factory=dict)
+    positions: Tensor | None = None
+
+    @property
+    def next_position(self) -> int:
+        """The rotary position of the first completion token."""
+        return len(self.input_ids) if self.positions is None else int(self.positions.max()) + 1
+
+
+class BoundedCache(Generic[Value]):
+    """Least recently used values up to a number of bytes; one value larger than that is kept alone."""
+
+    def __init__(self, max_bytes: int, measure: Callable[[Value], int]) -> None:
+        self._max_bytes = max_bytes
+        self._measure = measure
+        self._values: OrderedDict[str, Value] = OrderedDict()
+        self._bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def get(self, key: str, make: Callable[[], Value]) -> Value:
+        """The value of ``key``, made if absent."""
+        if key in self._values:
+            self._values.move_to_end(key)
+            return self._values[key]
+        value = make()
+        self._bytes += self._measure(value)
+        self._values[key] = value
+        while self._bytes > self._max_bytes and len(self._values) > 1:
+            _, dropped = self._values.popitem(last=False)
+            self._bytes -= self._measure(dropped)
+        return value
+
+
+def tensor_bytes(tensors: Mapping[str, Tensor]) -> int:
+    """Memory of the tensors' elements."""
+    return sum(t.numel() * t.element_size() for t in tensors.values())
+
+
+def image_key(pixels: Image.Image) -> str:
+    """A digest of size, mode and pixel values: equal pictures share cached work whatever they are called."""
+    head = f"{pixels.mode}:{pixels.size}".encode()
+    return hashlib.blake2b(head + pixels.tobytes(), digest_size=16).hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class _Placeholder:
+    """What stands for one image: its tensors, and the ids its placeholder expands to with their per-token inputs."""
+
+    image_inputs: Mapping[str, Tensor]
+    ids: tuple[int, ...]
+    token_inputs: Mapping[str, Tensor]
+
+
+class PromptEncoder:
+    """Renders and encodes prompts of one processor. ``positions_of`` gives [3, P] rotary positions or None."""
+
+    def __init__(
+        self,
+        processor: Any,
+        removed_tokens: tuple[str, ...],
+        positions_of: Callable[[EncodedPrompt], Tensor | None],
+    ) -> None:
+        self._processor = processor
+        self._tokenizer: Any = processor.tokenizer
+        self._removed_tokens = removed_tokens
+        self._positions_of = positions_of
+        self._special_ids = {i for i, t in self._tokenizer.added_tokens_decoder.items() if t.special}
+        self._placeholders: BoundedCache[_Placeholder] = BoundedCache(
+            PIXEL_CACHE_BYTES, lambda value: tensor_bytes(value.image_inputs)
+        )
+
+    def render(self, prompt: Prompt) -> str:
+        """The chat template up to the opened assistant turn, plus ``assistant_prefix``, never doubled.
+
+        Control tokens inside message texts are dropped: a text can't open a turn or claim an image.
+        """
+        conversation = [{"role": m.role, "content": self._content(m.text, m.image)} for m in prompt.messages]
+        rendered = self._processor.apply_chat_template(conversation, add_generation_prompt=True, tokenize=False)
+        prefix = prompt.assistant_prefix
+        opened = prefix.rstrip()
+        if opened and rendered.rstrip().endswith(opened):
+            rendered = rendered.rstrip().removesuffix(opened)
+        rendered += prefix
+        if opened and (not rendered.endswith(prefix) or rendered.endswith(opened + prefix)):
+            raise AssertionError(
+                f"the rendered prompt ends with {rendered[-80:]!r}, expected it to end with {prefix!r} once"
+            )
+        return rendered
+
+    def encode(self, prompt: Prompt) -> EncodedPrompt:
+        """Token ids and image tensors; raises ValueError for more than one image in a conversation."""
+        images = [m.image for m in prompt.messages if m.image is not None]
+        if len(images) > 1:
+            raise ValueError(f"a conversation holds at most one image, found {len(images)}")
+        text = self.render(prompt)
+        encoded = self._encode_text(text) if not images else self._encode_with_image(text, images[0])
+        positions = self._positions_of(encoded)
+        if positions is None:
+            return encoded
+        return EncodedPrompt(
+            encoded.input_ids,
+            encoded.image_inputs,
+            encoded.image_uid,
+            encoded.image_key,
+            encoded.token_inputs,
+            positions,
+        )
+
+    def _content(self, text: str, image: ImageRecord | None) -> list[dict[str, str]]:
+        for token in self._removed_tokens:
+            text = text.replace(token, "")
+        return [{"type": "image"}] * (image is not None) + [{"type": "text", "text": text}]
+
+    def _adds_special(self, text: str) -> bool:
+        bos = self._tokenizer.bos_token
+        return not (bos and text.startswith(bos))
+
+    def _encode_text(self, text: str) -> EncodedPrompt:
+        ids = tuple(self._tokenizer(text, add_special_tokens=self._adds_special(text))["input_ids"])
+        return EncodedPrompt(ids, {}, None)
+
+    def _encode_with_image(self, text: str, image: ImageRecord) -> EncodedPrompt:
+        key = image_key(image.pixels)
+        mark = str(self._processor.image_token)
+        placeholder = self._placeholders.get(key, lambda: self._process(mark, image.pixels, add_special=False))
+        if text.count(mark) == 1 and self._is_separable(placeholder):
+            placeholder = self._splice(text, mark, placeholder)
+        else:
+            whole = self._process(text, image.pixels, add_special=self._adds_special(text))
+            placeholder = _Placeholder(placeholder.image_inputs, whole.ids, whole.token_inputs)
+        return EncodedPrompt(placeholder.ids, placeholder.image_inputs, image.uid, key, placeholder.token_inputs)
+
+    def _is_separable(self, placeholder: _Placeholder) -> bool:
+        """Special tokens at both ends: the neighbouring text is tokenized as if the expansion were one token."""
+        return {placeholder.ids[0], placeholder.ids[-1]} <= self._special_ids
+
+    def _splice(self, text: str, mark: str, placeholder: _Placeholder) -> _Placeholder:
+        ids = self._tokenizer(text, add_special_tokens=self._adds_special(text))["input_ids"]
+        at = ids.index(self._tokenizer.convert_tokens_to_ids(mark))
+        token_inputs = {
+            name: torch.cat([values.new_zeros(at), values, values.new_zeros(len(ids) - at - 1)])
+            for name, values in placeholder.token_inputs.items()
+        }
+        return _Placeholder(placeholder.image_inputs, (*ids[:at], *placeholder.ids, *ids[at + 1 :]), token_inputs)
+
+    def _process(self, text: str, pixels: Image.Image, *, add_special: bool) -> _Placeholder:
+        out = self._processor(text=[text], images=[[pixels]], return_tensors="pt", add_special_tokens=add_special)
+        ids = out["input_ids"]
+        per_token = {k for k in out if k.endswith("token_type_ids") and out[k].shape == ids.shape}
+        images = {k: v for k, v in out.items() if k not in per_token | {"input_ids", "attention_mask"}}
+        return _Placeholder(images, tuple(ids[0].tolist()), {k: out[k][0] for k in per_token})

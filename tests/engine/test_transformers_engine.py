@@ -1,0 +1,419 @@
+"""The in-process engine: identity with generate, independence of neighbours, dispatching, adapters, budgets, errors."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+import torch
+from tiny_families import ask, load, picture, randomize
+
+from trinity_vlm.engine import transformers_engine
+from trinity_vlm.engine.decoding import Row, decode
+from trinity_vlm.engine.protocol import Engine, GenerationRequest, Sampling
+from trinity_vlm.engine.transformers_engine import TransformersEngine
+from trinity_vlm.errors import EngineError
+from trinity_vlm.types import CallType
+
+GREEDY = Sampling(0.0, 1.0, 0, 24)
+FREE = Sampling(1.0, 0.95, 20, 24)
+TEXTS = ("How many?", "What is the colour of the largest shape in the upper left corner, if any?", "a")
+
+
+def request(text="How many?", image=1, adapter="policy", seed=3, **changes):
+    settings = {"sampling": FREE, "call": CallType.SOLVE, "order_key": (f"picture-{image}", 0)} | changes
+    prompt = ask(text, None if image is None else picture(image), "<think>\n")
+    return GenerationRequest(prompt=prompt, adapter=adapter, seed=seed, **settings)
+
+
+def engine_of(backbone, size=64):
+    return TransformersEngine(backbone, size, False)
+
+
+def run(engine, *requests):
+    """All requests at once, from outside any episode."""
+
+    async def gather():
+        return await asyncio.gather(*(engine.generate(r) for r in requests))
+
+    return asyncio.run(gather())
+
+
+def test_greedy_tokens_are_those_of_generate(any_players):
+    """Every family, image and text prompts of different lengths in one batch, under the policy."""
+    backbone = any_players
+    requests = [request(t, i, sampling=GREEDY) for t in TEXTS for i in (1, 2, None)]
+    completions = run(engine_of(backbone), *requests)
+    for asked, (found,) in zip(requests, completions, strict=True):
+        encoded = backbone.encode(asked.prompt)
+        batch = backbone.collate([(encoded, ())], "left")
+        with backbone.image_inputs(batch.prompts) as images, torch.no_grad():
+            out = backbone.model.generate(
+                input_ids=batch.input_ids,
+                attention_mask=batch.attention_mask,
+                **batch.token_inputs,
+                **images,
+                max_new_tokens=24,
+                do_sample=False,
+                suppress_tokens=sorted(backbone.placeholder_ids),
+            )
+        expected = out[0, len(encoded.input_ids) :].tolist()
+        assert list(found.token_ids) == expected
+        assert found.prompt_token_ids == encoded.input_ids
+
+
+def test_samples_do_not_depend_on_the_batch(players):
+    """Alone, among others, in small batches, twice: the same tokens and log-probabilities."""
+    engine = engine_of(players)
+    assert isinstance(engine, Engine)
+    requests = [
+        request(t, i, n=3, seed=s, want_logprobs=True) for s, (t, i) in enumerate(zip(TEXTS, (1, 2, None), strict=True))
+    ]
+    together = run(engine, *requests)
+    alone = [run(engine, r)[0] for r in requests]
+    small = run(engine_of(players, 2), *requests)
+    assert run(engine, *requests) == together
+    for several in (alone, small):
+        for found, expected in zip(several, together, strict=True):
+            assert [c.token_ids for c in found] == [c.token_ids for c in expected]
+            for a, b in zip(found, expected, strict=True):
+                assert a.logprobs == pytest.approx(b.logprobs, abs=1e-5)
+    assert len({c.token_ids for c in together[0]}) == 3
+
+
+def test_sample_i_draws_from_its_own_seed(players):
+    """n = 3 of one request are the first three of n = 5; another seed gives others."""
+    engine = engine_of(players)
+    (three,), (five,) = run(engine, request(n=3)), run(engine, request(n=5))
+    assert [c.token_ids for c in three] == [c.token_ids for c in five[:3]]
+    assert run(engine, request(seed=4))[0][0].token_ids != three[0].token_ids
+
+
+def test_reported_logprobs_are_the_trainers(players):
+    """To 1e-5, for samples with temperature and filters on."""
+    hot = Sampling(1.7, 0.9, 30, 24)
+    ((*completions,),) = run(engine_of(players), request(n=4, sampling=hot, want_logprobs=True))
+    encoded = players.encode(request().prompt)
+    with torch.no_grad():
+        batch = players.collate([(encoded, c.token_ids) for c in completions], "right")
+        expected = players.completion_logprobs(batch, "policy")
+    for row, completion in enumerate(completions):
+        assert len(completion.logprobs) == len(completion.token_ids)
+        assert completion.logprobs == pytest.approx(expected[row, : len(completion.logprobs)].tolist(), abs=1e-5)
+    assert run(engine_of(players), request())[0][0].logprobs is None
+
+
+def test_adapters_beside_each_other_equal_single_runs(players):
+    """Policy, verifier and base requests of one dispatch: each under its own weights."""
+    engine = engine_of(players)
+    requests = [
+        request(adapter=a, n=2, sampling=Sampling(1.0, 1.0, 0, 24)) for a in ("policy", "verifier", None, "policy")
+    ]
+    mixed = run(engine, *requests)
+    single = [run(engine, r)[0] for r in requests]
+    assert [[c.token_ids for c in r] for r in mixed] == [[c.token_ids for c in r] for r in single]
+    assert len({r[0].token_ids for r in mixed}) == 3
+
+
+def test_a_loaded_adapter_acts_at_once(engine_model_directory):
+    """No stale weights after a load; zero factors are the base model again."""
+    backbone = load(engine_model_directory)
+    backbone.add_adapter("verifier", 4, 4.0)
+    engine = engine_of(backbone)
+    zero = backbone.adapter_state("verifier")
+    base = run(engine, request(adapter=None))[0][0].token_ids
+    assert run(engine, request(adapter="verifier"))[0][0].token_ids == base
+    randomize(backbone, "verifier", 2)
+    changed = backbone.adapter_state("verifier")
+    backbone.load_adapter_state("verifier", zero)
+    engine.load_adapter("verifier", 1, changed)
+    assert run(engine, request(adapter="verifier"))[0][0].token_ids != base
+    engine.load_adapter("verifier", 2, zero)
+    assert run(engine, request(adapter="verifier"))[0][0].token_ids == base
+    with pytest.raises(EngineError, match="keys are missing"):
+        engine.load_adapter("verifier", 3, {})
+
+
+def test_placeholders_are_never_sampled_even_if_their_logits_are_huge(engine_model_directory):
+    """The output layer is bent towards every banned id: greedy and sampled completions hold none of them."""
+    backbone = load(engine_model_directory)
+    base = backbone.model.get_base_model()
+    head = torch.nn.Linear(64, backbone.num_logits)
+    head.weight.data.copy_(base.get_output_embeddings().weight)
+    head.bias.data.zero_()[sorted(backbone.placeholder_ids)] = 1e4
+    base.lm_head = backbone._head = head
+    engine = engine_of(backbone)
+    for rule in (GREEDY, FREE, Sampling(1.0, 1.0, 0, 24)):
+        for completion in run(engine, request(n=8, sampling=rule, want_logprobs=True))[0]:
+            assert not set(completion.token_ids) & backbone.placeholder_ids
+            assert min(completion.logprobs) > -100
+
+
+def test_ends_budgets_and_texts(engine_model_directory):
+    """Stop: the end id is kept in the ids and not in the text. Length: exactly the budget."""
+    backbone = load(engine_model_directory)
+    end = backbone.tokenizer.convert_tokens_to_ids("<|im_end|>")
+    base = backbone.model.get_base_model()
+    head = torch.nn.Linear(64, backbone.num_logits)
+    head.weight.data.copy_(base.get_output_embeddings().weight)
+    head.bias.data.zero_()[end] = 3.0
+    base.lm_head = backbone._head = head
+    (completions,) = run(engine_of(backbone), request(n=64, sampling=Sampling(1.0, 1.0, 0, 12)))
+    stopped = [c for c in completions if c.finish_reason == "stop"]
+    cut = [c for c in completions if c.finish_reason == "length"]
+    assert stopped
+    assert cut
+    for completion in stopped:
+        assert completion.token_ids[-1] in backbone.eos_ids
+        assert completion.text == backbone.tokenizer.decode(completion.token_ids[:-1])
+    assert all(len(c.token_ids) == 12 and not set(c.token_ids) & backbone.eos_ids for c in cut)
+    assert "<|im_end|>" not in "".join(c.text for c in completions)
+
+
+def test_the_context_limits_the_budget_and_no_room_means_an_empty_completion(players):
+    """Prompts are never truncated. Context 256."""
+    engine = engine_of(players)
+    text = "word " * 500
+    rendered = len(players.encode(ask(text, picture(1), "<think>\n")).input_ids)
+    assert rendered > 256
+    ((empty,),) = run(engine, request(text, want_logprobs=True))
+    assert (empty.token_ids, empty.text, empty.finish_reason, empty.logprobs) == ((), "", "length", ())
+    assert len(empty.prompt_token_ids) == rendered
+    short = next(k for k in range(60) if len(players.encode(ask("a" * k, picture(1), "<think>\n")).input_ids) >= 40)
+    room = 256 - len(players.encode(ask("a" * short, picture(1), "<think>\n")).input_ids)
+    ((long,),) = run(engine, request("a" * short, sampling=Sampling(0.0, 1.0, 0, 1000)))
+    assert len(long.token_ids) == room or long.finish_reason == "stop"
+
+
+def test_the_thinking_tags_stay_in_the_text(players):
+    """Ordinary added tokens survive decoding."""
+    ids = players.tokenizer.encode("a</think>b")
+    assert players.decode([*ids, min(players.eos_ids)]) == "a</think>b"
+
+
+def record_batches(monkeypatch):
+    """The sizes and adapters of the batches that run from here on."""
+    batches = []
+
+    def recorded(backbone, rows):
+        batches.append([(r.seed, len(r.prompt.input_ids)) for r in rows])
+        decode(backbone, rows)
+
+    monkeypatch.setattr(transformers_engine, "decode", recorded)
+    return batches
+
+
+def test_a_dispatch_waits_for_every_live_episode(players, monkeypatch):
+    """Three episodes of several turns whose requests come from tasks within tasks: each wave runs as one batch."""
+    batches = record_batches(monkeypatch)
+    engine = engine_of(players)
+
+    async def nested(depth, image):
+        if depth == 0:
+            return await engine.generate(request(image=image, n=2))
+        return await asyncio.create_task(nested(depth - 1, image))
+
+    async def episode(image):
+        with engine.episode():
+            await asyncio.gather(*(nested(d, image) for d in range(image)))
+            (answer,) = await engine.generate(request(image=image, sampling=GREEDY))
+            return answer
+
+    async def play():
+        return await asyncio.gather(*(episode(i) for i in (1, 2, 3)))
+
+    asyncio.run(play())
+    assert [len(b) for b in batches] == [2 * (1 + 2 + 3), 3]
+
+
+def test_a_slow_episode_is_waited_for(players, monkeypatch):
+    """One that is live but has not asked yet holds the dispatch, however long it takes."""
+    batches = record_batches(monkeypatch)
+    engine = engine_of(players)
+
+    async def episode(image, pause):
+        with engine.episode():
+            await asyncio.sleep(pause)
+            await engine.generate(request(image=image))
+
+    async def play():
+        await asyncio.gather(episode(1, 0), episode(2, 0.05))
+
+    asyncio.run(play())
+    assert [len(b) for b in batches] == [2]
+
+
+def test_an_episode_that_leaves_or_fails_does_not_hold_up_the_others(players):
+    """One never asks, one raises, one goes on alone."""
+    engine = engine_of(players)
+
+    async def silent():
+        with engine.episode():
+            await asyncio.sleep(0)
+
+    async def failing():
+        with engine.episode():
+            await engine.generate(request(image=1))
+            raise RuntimeError("parsing")
+
+    async def steady():
+        with engine.episode():
+            return [await engine.generate(request(image=2)) for _ in range(3)]
+
+    async def play():
+        return await asyncio.gather(silent(), failing(), steady(), return_exceptions=True)
+
+    nothing, error, results = asyncio.run(play())
+    assert nothing is None
+    assert isinstance(error, RuntimeError)
+    assert len(results) == 3
+
+
+def test_a_cancelled_episode_is_forgotten(players, monkeypatch):
+    """Its request does not run and its place is free."""
+    batches = record_batches(monkeypatch)
+    engine = engine_of(players)
+
+    async def episode(image):
+        with engine.episode():
+            return await engine.generate(request(image=image))
+
+    async def hold():
+        with engine.episode():
+            await asyncio.sleep(0.05)
+            return await engine.generate(request(image=3))
+
+    async def play():
+        doomed = asyncio.create_task(episode(1))
+        kept, late = asyncio.create_task(episode(2)), asyncio.create_task(hold())
+        await asyncio.sleep(0)
+        doomed.cancel()
+        return await asyncio.gather(doomed, kept, late, return_exceptions=True)
+
+    doomed, kept, late = asyncio.run(play())
+    assert isinstance(doomed, asyncio.CancelledError)
+    assert len(kept) == len(late) == 1
+    assert [len(b) for b in batches] == [2]
+
+
+def test_a_loop_that_stopped_mid_way_does_not_block_the_next_one(players):
+    """The flag that a dispatch is being prepared belongs to its event loop."""
+    engine = engine_of(players)
+    loop = asyncio.new_event_loop()
+    task = loop.create_task(engine.generate(request()))
+    loop.run_until_complete(asyncio.sleep(0))
+    loop.close()
+    engine._waiting.clear()
+    assert len(asyncio.run(asyncio.wait_for(engine.generate(request()), 30))) == 1
+    assert not task.done()
+
+
+def test_requests_outside_episodes_run_when_the_loop_settles(players, monkeypatch):
+    """Evaluation: a gather of many requests is one batch."""
+    batches = record_batches(monkeypatch)
+    run(engine_of(players), *(request(image=i % 3, seed=i) for i in range(10)))
+    assert [len(b) for b in batches] == [10]
+
+
+def test_batches_are_ordered_by_key_and_homogeneous_in_length(players, monkeypatch):
+    """Whatever order requests arrive in, the same rows run together; long prompts run apart from short ones."""
+    batches = record_batches(monkeypatch)
+    engine = engine_of(players, 4)
+    requests = [request("x" * (7 * k % 5), 1, seed=k, order_key=("a", k)) for k in range(6)]
+    requests += [request("y" * 120, 1, seed=10, order_key=("a", 10)), request("z", None, seed=11, order_key=(3, "b"))]
+    run(engine, *requests)
+    first = list(batches)
+    batches.clear()
+    run(engine, *reversed(requests))
+    assert batches == first
+    assert all(len(b) <= 4 for b in first)
+    assert all(max(n for _, n in b) <= 2 * min(n for _, n in b) for b in first)
+
+
+def test_a_failed_pass_reaches_every_waiting_episode_and_the_next_one_works(players, monkeypatch):
+    """Nobody is left waiting; the engine stays usable."""
+    engine = engine_of(players)
+
+    async def episode(image):
+        with engine.episode():
+            return await engine.generate(request(image=image))
+
+    async def play():
+        return await asyncio.gather(*(episode(i) for i in (1, 2, 3)), return_exceptions=True)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(transformers_engine, "decode", lambda *_: (_ for _ in ()).throw(RuntimeError("out of memory")))
+        results = asyncio.run(play())
+    assert all(isinstance(r, EngineError) and "out of memory" in str(r) for r in results)
+    assert all(len(r) == 1 for r in asyncio.run(play()))
+
+
+def test_bad_requests_fail_alone(players):
+    """An unknown adapter or an impossible image is the error of its own request."""
+    from PIL import Image
+
+    from trinity_vlm.types import ImageRecord, Message, Prompt
+
+    ribbon = Prompt((Message("user", "a", ImageRecord("ribbon", Image.new("RGB", (6000, 20)))),))
+    bad = GenerationRequest(ribbon, "policy", FREE, 0, CallType.SOLVE, ("x",))
+
+    async def play():
+        engine = engine_of(players)
+        requests = (request(adapter="critic"), bad, request())
+        return await asyncio.gather(*(engine.generate(r) for r in requests), return_exceptions=True)
+
+    unknown, impossible, fine = asyncio.run(play())
+    assert isinstance(unknown, EngineError)
+    assert "unknown adapter 'critic'; loaded: policy, verifier" in str(unknown)
+    assert isinstance(impossible, EngineError)
+    assert "can't be encoded" in str(impossible)
+    assert len(fine) == 1
+
+
+def test_one_prefill_for_all_samples_of_a_prompt(players, monkeypatch):
+    """Requests and samples that share a prompt share its forward pass."""
+    sizes = []
+    forward = players.hidden_states
+    monkeypatch.setattr(
+        players, "hidden_states", lambda batch, cache: sizes.append(len(batch.prompts)) or forward(batch, cache)
+    )
+    run(engine_of(players), request(n=5), request(n=2, seed=9), request(image=2))
+    assert sizes == [2]
+
+
+def test_rows_that_finish_leave_the_batch(players, monkeypatch):
+    """Short budgets beside a long one: later steps are narrower, results are those of single runs."""
+    widths = []
+    step = players.next_hidden
+    monkeypatch.setattr(players, "next_hidden", lambda ids, *rest: widths.append(len(ids)) or step(ids, *rest))
+    encoded = players.encode(request().prompt)
+    budgets = [2, 3, 4, 5, 30, 6, 7, 8]
+    rows = [Row(encoded, Sampling(0.0, 1.0, 0, b), 0, b) for b in budgets]
+    with players.use_adapter("policy"):
+        decode(players, rows)
+        longest = Row(encoded, GREEDY, 0, 30)
+        decode(players, [longest])
+    assert [r.token_ids for r in rows] == [longest.token_ids[:b] for b in budgets]
+    assert widths[0] == 8
+    assert widths[12] == 1
+
+
+def test_training_can_follow_generation(players):
+    """No inference-mode tensors remain in caches: gradients flow through the same image features afterwards."""
+    ((completion,),) = run(engine_of(players), request(image=7))
+    batch = players.collate([(players.encode(request(image=7).prompt), completion.token_ids)], "right")
+    players.completion_logprobs(batch, "policy").sum().backward()
+    assert all(p.grad is not None for _, p in players.trainable_parameters())
+    players.model.zero_grad()
+
+
+def test_a_cache_budget_makes_batches_smaller(players, monkeypatch):
+    """On a GPU, prompts plus budgets of a batch stay within the memory set aside; one row always runs."""
+    batches = record_batches(monkeypatch)
+    engine = engine_of(players)
+    length = len(players.encode(request().prompt).input_ids)
+    engine._cache_tokens = 3 * (length + 24)
+    run(engine, request(n=7))
+    engine._cache_tokens = 1
+    run(engine, request(n=2))
+    assert [len(b) for b in batches] == [3, 3, 1, 1, 1]

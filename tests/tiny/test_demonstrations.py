@@ -178,7 +178,7 @@ def test_dispute(sample):
         verdict = verifier.parse_dispute(written(d))
         assert right[verdict.winner]
         thinking, _, ruling = d.completion.partition("\n</think>\n")
-        assert thinking == true_trace(d)
+        assert thinking == f"{true_trace(d)}. answer {d.truth}: {verdict.winner}"
         assert list(json.loads(ruling)) == ["correct_answer", "justification"]
         assert (d.reasoning == true_trace(d)) == right["majority"]
         assert d.reasoning.startswith(listing(scene)) == right["majority"]

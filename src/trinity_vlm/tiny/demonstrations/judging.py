@@ -44,6 +44,8 @@ def reason(subject: Subject) -> Demonstration:
     case, score = subject.rng.choices(list(zip(names, scores, strict=True)), weights)[0]
     program, answer = subject.question()
     shown, finding = _shown_reasoning(subject, program, answer, case)
+    if case in ("explicit", "misread", "wrong_step", "steps_skipped"):
+        finding = f"{compared(listing(subject.scene), shown.partition('. ')[0])}. {finding}"
     completion = json_object(justification=f"{subject.trace(answer)}. {finding}", reasoning_score=score)
     return subject.demonstration(
         CallType.REASON, program, answer.text, case=case, completion=completion, reasoning=shown
@@ -51,7 +53,7 @@ def reason(subject: Subject) -> Demonstration:
 
 
 def dispute(subject: Subject) -> Demonstration:
-    """Settle reference against majority: solve the question first, then side with the answer found."""
+    """Settle reference against majority: solve the question first, then say whose answer it is and rule so."""
     program, answer, misread_scene, wrong = _disputed(subject)
     majority_right = subject.rng.random() < DISPUTE_MAJORITY_RIGHT
     if majority_right:
@@ -65,7 +67,7 @@ def dispute(subject: Subject) -> Demonstration:
         program,
         answer.text,
         case=f"{winner}_right",
-        completion=subject.trace(answer) + END_OF_THINKING + ruling,
+        completion=f"{subject.trace(answer)}. answer {answer.text}: {winner}" + END_OF_THINKING + ruling,
         answer=reference,
         majority_answer=majority,
         reasoning=support,
@@ -104,6 +106,18 @@ def _misread_reasoning(rng: Random, scene: Scene, program: Program) -> tuple[str
         outcome = evaluate(read, program)
         if isinstance(outcome, Answer) and read != scene:
             return full_trace(read, outcome), f"misread {' '.join(misread_names(scene, read))}"
+
+
+def compared(true_listing: str, shown_listing: str) -> str:
+    """Item by item in scene order whether the shown listing has it as it is: ``a1 ok c2 no``; invented items count too.
+
+    The comparison is written out because a small model can check one item at a time, but not a whole listing at once.
+    """
+    true_items, shown_items = (
+        {item.partition(" ")[0]: item for item in text.split(", ")} for text in (true_listing, shown_listing)
+    )
+    names = sorted({*true_items, *shown_items}, key=lambda name: name[::-1])
+    return " ".join(f"{name} {'ok' if true_items.get(name) == shown_items.get(name) else 'no'}" for name in names)
 
 
 def misread_names(scene: Scene, read: Scene) -> list[str]:

@@ -21,6 +21,9 @@ from trinity_vlm.objective import ObjectiveSums, gspo_loss
 from trinity_vlm.types import POLICY, Role, Rollout
 from trinity_vlm.workers import Workers
 
+SHARED_ROW_TOKENS = 1024
+"""Longest row that shares a prompt: attention within a row costs the square of its length."""
+
 
 def learning_rate(base: float, step: int, total: int, warmup: int) -> float:
     """Linear warm-up over ``warmup`` outer steps, then cosine to 0 at ``total`` (A.2; the floor of 0 is our choice).
@@ -52,6 +55,14 @@ class _Item:
     @property
     def length(self) -> int:
         return len(self.encoded.input_ids) + len(self.rollout.completion.token_ids)
+
+
+@dataclass(frozen=True, slots=True)
+class _Pack:
+    """Rollouts of one prompt in one row; ``length`` in tokens, the prompt counted once."""
+
+    items: tuple[_Item, ...]
+    length: int
 
 
 class Trainer:
@@ -126,8 +137,9 @@ class Trainer:
         self.optimizer.step()
         return sums, gaps, norm
 
-    def _backward(self, items: Sequence[_Item], normalizer: float, step: int) -> tuple[ObjectiveSums, _GapSums]:
-        batch = self._collate(items)
+    def _backward(self, packs: Sequence[_Pack], normalizer: float, step: int) -> tuple[ObjectiveSums, _GapSums]:
+        items = [item for pack in packs for item in pack.items]
+        batch = self._collate(packs)
         trainer_logprobs = self.backbone.completion_logprobs(batch, POLICY)
         mask = batch.completion_mask
         rollout_logprobs = trainer_logprobs.detach()
@@ -173,24 +185,40 @@ class Trainer:
             logprobs = self.backbone.completion_logprobs(self._collate(micro), POLICY).cpu()
             done += [
                 _Item(item.rollout, item.encoded, row[: len(item.rollout.completion.token_ids)])
-                for item, row in zip(micro, logprobs, strict=True)
+                for item, row in zip([i for pack in micro for i in pack.items], logprobs, strict=True)
             ]
         position = {id(item.rollout): i for i, item in enumerate(items)}
         return sorted(done, key=lambda item: position[id(item.rollout)])
 
-    def _microbatches(self, items: Sequence[_Item]) -> Iterator[list[_Item]]:
-        """Similar lengths side by side, at most ``tokens_per_microbatch`` padded tokens (one rollout at least)."""
-        batch: list[_Item] = []
-        for item in sorted(items, key=lambda i: i.length, reverse=True):
+    def _microbatches(self, items: Sequence[_Item]) -> Iterator[list[_Pack]]:
+        """Rows of similar length side by side, at most ``tokens_per_microbatch`` padded tokens (one row at least)."""
+        batch: list[_Pack] = []
+        for pack in sorted(self._packs(items), key=lambda p: p.length, reverse=True):
             if batch and batch[0].length * (len(batch) + 1) > self.config.tokens_per_microbatch:
                 yield batch
                 batch = []
-            batch.append(item)
+            batch.append(pack)
         if batch:
             yield batch
 
-    def _collate(self, items: Sequence[_Item]) -> Batch:
-        return self.backbone.collate([(i.encoded, i.rollout.completion.token_ids) for i in items], pad="right")
+    def _packs(self, items: Sequence[_Item]) -> list[_Pack]:
+        """A group's rollouts share a row, and so the computation of their prompt, while the row stays short."""
+        packs: dict[tuple[object, ...], list[_Pack]] = {}
+        for item in items:
+            same = packs.setdefault((item.encoded.image_key, item.encoded.input_ids), [])
+            shared = same[-1].length + len(item.rollout.completion.token_ids) if same else 0
+            if same and self.backbone.shares_prompts and shared <= SHARED_ROW_TOKENS:
+                same[-1] = _Pack((*same[-1].items, item), shared)
+            else:
+                same.append(_Pack((item,), item.length))
+        return [pack for same in packs.values() for pack in same]
+
+    def _collate(self, packs: Sequence[_Pack]) -> Batch:
+        sequences = [[i.rollout.completion.token_ids for i in pack.items] for pack in packs]
+        prompts = [pack.items[0].encoded for pack in packs]
+        if all(len(completions) == 1 for completions in sequences):
+            return self.backbone.collate([(p, c[0]) for p, c in zip(prompts, sequences, strict=True)], pad="right")
+        return self.backbone.collate_shared(list(zip(prompts, sequences, strict=True)))
 
     def state(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
         """Optimizer tensors and plain values, to be given back to :meth:`load_state`."""

@@ -6,10 +6,12 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import peft
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from trinity_vlm.config import LoraConfig
@@ -101,6 +103,26 @@ class Adapters:
             yield
         finally:
             self._activate(before)
+
+    @contextmanager
+    def fused(self) -> Iterator[None]:
+        """Within the block each adapted layer is one product with W + D, formed on the side in W's own precision.
+
+        For decoding only: without gradients, adapters must not change inside. W itself is never touched, so nothing
+        drifts; in bfloat16 the sum would lose most of D, so callers keep to float32.
+        """
+        name = self._active
+        if name is None:
+            yield
+            return
+        for module in self._layers.values():
+            base, delta = module.get_base_layer(), module.get_delta_weight(name)
+            module.forward = partial(F.linear, weight=base.weight.detach() + delta.detach(), bias=base.bias)
+        try:
+            yield
+        finally:
+            for module in self._layers.values():
+                del module.forward
 
     def _activate(self, name: str | None) -> None:
         self._active = name

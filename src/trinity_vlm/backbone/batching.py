@@ -14,14 +14,19 @@ from trinity_vlm.backbone.encoding import EncodedPrompt
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Batch:
-    """B sequences (prompt, then completion) padded to length L, on the model's device; T: longest completion.
+    """S sequences (prompt, then completion) in B rows of padded length L, on the model's device; T: longest completion.
 
-    input_ids, attention_mask: [B, L]; the mask is 1 on tokens and 0 on padding
+    Usually a sequence is a row. With shared prompts a row is one prompt and, behind it, the completions of several
+    sequences, none of which sees another.
+
+    input_ids: [B, L]
+    attention_mask: [B, L], 1 on tokens and 0 on padding; with shared prompts [B, 1, L, L], True where a query may look
     position_ids: [B, L], or [3, B, L] for families with three rotary axes
     token_inputs: further per-token inputs [B, L], zero over completions and padding
     prompts: row-aligned; rows with the same picture share ``image_key``
-    completion_ids: [B, T]; completion_mask: [B, T], True on completion tokens
-    predicted_at: [B, T] index into L of the position whose output predicts the token
+    completion_ids: [S, T]; completion_mask: [S, T], True on completion tokens
+    row_of: [S] row of each sequence
+    predicted_at: [S, T] index into L of the position whose output predicts the token
     """
 
     input_ids: Tensor
@@ -31,6 +36,7 @@ class Batch:
     prompts: tuple[EncodedPrompt, ...]
     completion_ids: Tensor
     completion_mask: Tensor
+    row_of: Tensor
     predicted_at: Tensor
 
 
@@ -70,6 +76,59 @@ def collate(
         tuple(p for p, _ in sequences),
         completion_ids.to(device),
         completion_mask.to(device),
+        torch.arange(rows, device=device),
+        predicted_at.to(device),
+    )
+
+
+def collate_shared(
+    packs: Sequence[tuple[EncodedPrompt, Sequence[Sequence[int]]]], pad_id: int, device: torch.device
+) -> Batch:
+    """One row per prompt with all of its completions behind it: the prompt is computed once for all of them.
+
+    Sequences are in the order of the packs. Values are those of separate rows up to rounding. For families with three
+    rotary axes and causal attention.
+    """
+    lengths = [len(prompt.input_ids) + sum(map(len, completions)) for prompt, completions in packs]
+    width, longest = max(lengths), max(len(c) for _, completions in packs for c in completions)
+    number = sum(len(completions) for _, completions in packs)
+    ids = torch.full((len(packs), width), pad_id)
+    mask = torch.eye(width, dtype=torch.bool).repeat(len(packs), 1, 1)
+    positions = torch.zeros(3, len(packs), width, dtype=torch.long)
+    extras = {
+        name: torch.zeros(len(packs), width, dtype=v.dtype) for p, _ in packs for name, v in p.token_inputs.items()
+    }
+    completion_ids = torch.full((number, longest), pad_id)
+    completion_mask = torch.zeros(number, longest, dtype=torch.bool)
+    predicted_at = torch.zeros(number, longest, dtype=torch.long)
+    row_of: list[int] = []
+    for row, (prompt, completions) in enumerate(packs):
+        size = start = len(prompt.input_ids)
+        ids[row, :size] = torch.tensor(prompt.input_ids)
+        mask[row, :size, :size] = torch.ones(size, size, dtype=torch.bool).tril()
+        positions[:, row, :size] = sequence_positions(prompt, 0, 3)
+        for name, values in prompt.token_inputs.items():
+            extras[name][row, :size] = values
+        for completion in completions:
+            index, stop = len(row_of), start + len(completion)
+            row_of.append(row)
+            ids[row, start:stop] = torch.tensor(completion)
+            mask[row, start:stop, :size] = True
+            mask[row, start:stop, start:stop] = torch.ones(stop - start, stop - start, dtype=torch.bool).tril()
+            positions[:, row, start:stop] = prompt.next_position + torch.arange(stop - start)
+            completion_ids[index, : stop - start] = ids[row, start:stop]
+            completion_mask[index, : stop - start] = True
+            predicted_at[index, : stop - start] = torch.tensor([size - 1, *range(start, stop - 1)])
+            start = stop
+    return Batch(
+        ids.to(device),
+        mask[:, None].to(device),
+        positions.to(device),
+        {name: values.to(device) for name, values in extras.items()},
+        tuple(prompt for prompt, _ in packs),
+        completion_ids.to(device),
+        completion_mask.to(device),
+        torch.tensor(row_of, device=device),
         predicted_at.to(device),
     )
 

@@ -128,7 +128,7 @@ class TransformersEngine:
         jobs, self._waiting = sorted(self._waiting, key=lambda job: job.order), []
         try:
             for adapter, rows in self._batches(jobs):
-                with self.backbone.use_adapter(adapter):
+                with self.backbone.use_adapter(adapter), self.backbone.fused_for_decoding():
                     if self._static is None:
                         decode(self.backbone, rows)
                     else:

@@ -1,6 +1,7 @@
 """Seconds per outer step of the tiny preset, by phase, and tokens per second. Timings are noisy on shared machines.
 
     python benchmarks/step_time.py [steps] [KEY=VALUE ...]
+    OMP_NUM_THREADS=1 torchrun --standalone --nproc-per-node 2 benchmarks/step_time.py      # one worker a core
 
 The bar on two cores: at most 6 s a step with 8 images, G = 4, K = 4.
 """
@@ -16,16 +17,20 @@ import torch
 from trinity_vlm.assembly import assemble
 from trinity_vlm.config import load_config
 from trinity_vlm.loop import outer_step
+from trinity_vlm.workers import Workers
 
 
 def main() -> None:
     steps = int(sys.argv[1]) if len(sys.argv) > 1 else 8
     config = load_config("tiny", ["evaluation.source=null", *sys.argv[2:]])
-    with assemble(config) as system:
+    workers = Workers.from_environment()
+    with assemble(config, workers) as system:
         system.serve(0)
         outer_step(system, 0)
         rows = [outer_step(system, step).metrics for step in range(1, steps + 1)]
-    print(f"torch {torch.__version__}, {torch.get_num_threads()} threads, {system.backbone.device}, {steps} steps")
+    if not workers.is_main:
+        return
+    print(f"{workers.world} workers, torch {torch.__version__}, {torch.get_num_threads()} threads, {system.backbone.device}, {steps} steps")
     for phase in ("episodes", "update", "ema", "step"):
         seconds = [row[f"seconds/{phase}"] for row in rows]
         print(f"{phase:<10} median {statistics.median(seconds):6.2f} s   worst {max(seconds):6.2f} s")

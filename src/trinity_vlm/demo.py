@@ -16,7 +16,7 @@ from trinity_vlm.rundir import Evaluation, RunDirectory
 from trinity_vlm.statistics import Interval, paired_change
 
 SHORT_STEPS = 40
-LONG_STEPS = 240
+LONG_STEPS = 200
 PHOTO_STEPS = 3
 WINDOW = 10
 

@@ -61,10 +61,10 @@ def evolve(config: Config, run: RunDirectory, reporter: Reporter | None = None) 
 
 
 def outer_step(system: System, step: int) -> StepResult:
-    """Images in, an updated policy and Verifier out (Section 2)."""
+    """Images in, an updated policy and Verifier out (Section 2). ``step`` counts from 0; what is written, from 1."""
     clock = _Clock()
     images = system.stream.take(system.images_per_worker)
-    episodes = asyncio.run(play_episodes(images, step, system.cast))
+    episodes = asyncio.run(play_episodes(images, step + 1, system.cast))
     clock.lap("episodes")
     scored = [score(episode, system.config) for episode in episodes]
     rollouts = collect_rollouts(scored, load_object(system.config.rewards.advantages, "rewards.advantages"))
@@ -112,7 +112,7 @@ def _merge(system: System, scored: Sequence[ScoredEpisode], rollouts: Sequence[R
     """Episode metrics over all workers, with ground truth where the images' scenes are known."""
     sums = metric_sums(scored, rollouts)
     if system.environment is not None:
-        sums = sums + truth_sums(scored, system.environment, system.cast.matcher)
+        sums = sums + truth_sums(scored, system.environment)
     return sum(system.workers.gather(sums), MetricSums()).finalise()
 
 

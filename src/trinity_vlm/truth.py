@@ -8,14 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from trinity_vlm.answers import Matcher
 from trinity_vlm.environments import Environment
 from trinity_vlm.metrics import Mean, MetricSums
 from trinity_vlm.types import Episode, ScoredEpisode
 
 
-def truth_sums(scored: Sequence[ScoredEpisode], environment: Environment, matcher: Matcher) -> MetricSums:
-    """Additive ground-truth metrics of a step.
+def truth_sums(scored: Sequence[ScoredEpisode], environment: Environment) -> MetricSums:
+    """Additive ground-truth metrics of a step, all by the environment's own judgement, never the loop's matcher.
 
     truth/grounded, truth/right: share of format-valid candidates whose question has an answer / whose answer is it
     truth/pass_precision: right among candidates the Verifier passed; truth/pass_recall: passed among right ones
@@ -23,10 +22,10 @@ def truth_sums(scored: Sequence[ScoredEpisode], environment: Environment, matche
     before disputes; truth/solver_right: formatted solutions whose answer is true, over grounded selected questions
     truth/label_agreement: R_correct equals that truth
     """
-    return sum((_episode_sums(item.episode, environment, matcher) for item in scored), MetricSums())
+    return sum((_episode_sums(item.episode, environment) for item in scored), MetricSums())
 
 
-def _episode_sums(episode: Episode, environment: Environment, matcher: Matcher) -> MetricSums:
+def _episode_sums(episode: Episode, environment: Environment) -> MetricSums:
     scene = environment.scene_of(episode.image.uid)
     formatted = [c for c in episode.candidates if c.format_valid]
     judged = [environment.judge(scene, c.question or "", c.answer or "") for c in formatted]
@@ -45,7 +44,7 @@ def _episode_sums(episode: Episode, environment: Environment, matcher: Matcher) 
         means["truth/reference_right_before"] = Mean.of([before.right])
         if before.answer is not None:
             graded = [s for s in episode.solutions if s.correctness is not None]
-            right = [matcher.match(before.answer, s.answer or "").status == "match" for s in graded]
+            right = [environment.judge(scene, chosen.question or "", s.answer or "").right for s in graded]
             means["truth/solver_right"] = Mean.of(right)
             means["truth/label_agreement"] = Mean.of(
                 r == bool(s.correctness and s.correctness.correct) for r, s in zip(right, graded, strict=True)

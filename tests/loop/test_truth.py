@@ -4,8 +4,6 @@ import dataclasses
 
 import pytest
 
-from trinity_vlm.answers import Matcher
-from trinity_vlm.config import MatcherConfig
 from trinity_vlm.environments import open_environment
 from trinity_vlm.truth import truth_sums
 from trinity_vlm.types import (
@@ -43,8 +41,7 @@ def solution(index, answer, correct):
 
 
 def judged(episode):
-    with Matcher(MatcherConfig(symbolic=False)) as matcher:
-        return truth_sums([ScoredEpisode(episode, (), ())], MICROCOSM, matcher).finalise()
+    return truth_sums([ScoredEpisode(episode, (), ())], MICROCOSM).finalise()
 
 
 def test_every_belief_is_compared_with_the_scene():

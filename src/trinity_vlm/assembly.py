@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from trinity_vlm.answers import Matcher
 from trinity_vlm.backbone import Backbone
-from trinity_vlm.backbone.loading import counts_pixels
+from trinity_vlm.backbone.loading import check_model, counts_pixels
 from trinity_vlm.config import Config
 from trinity_vlm.ema import VerifierEma, make_ema
 from trinity_vlm.engine.protocol import Engine
@@ -75,6 +75,7 @@ def check(config: Config, workers: Workers | None = None) -> None:
             f"images.per_step={config.images.per_step} can't be shared by {workers.world} workers; "
             f"use a multiple of {workers.world}"
         )
+    check_model(config.model, config.lora)
     PromptSet.load(config.roles.prompts)
     for key in ("questioner", "solver", "advantages"):
         load_object(getattr(config.rewards, key), f"rewards.{key}")

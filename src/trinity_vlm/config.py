@@ -73,7 +73,7 @@ class LoraConfig(Section):
 
     rank: Positive = 32
     alpha: PositiveFloat = Field(64.0, description="scaling is alpha / rank")
-    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    dropout: Annotated[float, Field(ge=0, lt=1)] = Field(0.0, description="of the supervised warm-up; 0 in a run")
     targets: str | tuple[str, ...] = Field(
         "all-linear",
         description="'all-linear' (of the language model), or names of its linear layers, e.g. [q_proj, v_proj]",
@@ -84,8 +84,8 @@ class ImagesConfig(Section):
     """Where unlabeled images come from. Only pixels are read; a label column is never touched."""
 
     source: str | tuple[str, ...] = Field(
-        description="folder, file, glob, parquet shards, WebDataset tars, hub id, 'microcosm:SPLIT' (procedural), or the "
-        "import path of your own source 'package.module:factory'"
+        description="folder, file, glob, parquet shards, WebDataset tars, hub id, 'microcosm:SPLIT' (procedural), or "
+        "the import path of your own source 'package.module:factory'"
     )
     column: str = Field("image", description="image column of parquet sources")
     per_step: Positive = Field(16, description="images per outer step over all workers")
@@ -244,6 +244,15 @@ class Config(Section):
     @property
     def ema_rank(self) -> int:
         return self.ema.rank or 2 * self.lora.rank
+
+    @model_validator(mode="after")
+    def _no_dropout(self) -> Config:
+        if self.lora.dropout > 0:
+            raise ValueError(
+                f"lora.dropout={self.lora.dropout}: it must be 0 in a run (A.2); with dropout the update would not see "
+                "the log-probabilities that the completions were drawn from"
+            )
+        return self
 
     @model_validator(mode="after")
     def _budgets_fit(self) -> Config:

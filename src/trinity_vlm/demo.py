@@ -74,7 +74,7 @@ def photo_config(folder: Path, overrides: Sequence[str] = ()) -> Config:
     """A few steps on ordinary pictures, with no evaluation: nothing is known about them."""
     return load_config(
         "tiny",
-        [f"steps={PHOTO_STEPS}", f"images.source={folder}", "images.per_step=4", "evaluation.source=null", *overrides],
+        [*overrides, f"steps={PHOTO_STEPS}", f"images.source={folder}", "images.per_step=4", "evaluation.source=null"],
     )
 
 
@@ -102,7 +102,9 @@ def summarise(run: RunDirectory) -> Summary:
 
 
 def _change(first: Evaluation | None, last: Evaluation | None) -> Interval | None:
-    return paired_change(first.correct, last.correct) if first and last else None
+    if first is None or last is None or len(first.correct) != len(last.correct) or len(first.correct) < 2:
+        return None
+    return paired_change(first.correct, last.correct)
 
 
 def _rows(rows: Sequence[Mapping[str, float]], window: int, names: Sequence[tuple[str, str]]) -> tuple[Row, ...]:

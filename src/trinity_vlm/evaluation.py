@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -45,7 +46,10 @@ def load_problems(config: EvaluationConfig) -> list[Problem]:
             Problem(ImageRecord(p.uid, p.image, config.source), p.question, p.answer, p.type)
             for p in environment.problems(split, config.problems, PROBLEM_SEED)
         ]
-    return list(_read_jsonl(Path(config.source)))[: config.problems]
+    problems = list(itertools.islice(_read_jsonl(Path(config.source)), config.problems))
+    if not problems:
+        raise ConfigError(f"evaluation.source={config.source!r}: the file holds no problem")
+    return problems
 
 
 def evaluate_solver(problems: Sequence[Problem], cast: Cast, config: EvaluationConfig) -> Evaluation:
@@ -81,6 +85,13 @@ async def _evaluate(problems: Sequence[Problem], cast: Cast, config: EvaluationC
     )
 
 
+def _lines(path: Path) -> list[str]:
+    try:
+        return path.read_text(encoding="utf-8").splitlines()
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"evaluation.source={str(path)!r}: not UTF-8 text ({error}); expected .jsonl") from None
+
+
 def _read_jsonl(path: Path) -> Iterator[Problem]:
     if not path.is_file():
         raise ConfigError(
@@ -88,7 +99,7 @@ def _read_jsonl(path: Path) -> Iterator[Problem]:
             "image (path), question, answer"
         )
     images = ImagesConfig(source=str(path))
-    for number, line in enumerate(path.read_text().splitlines(), 1):
+    for number, line in enumerate(_lines(path), 1):
         if not line.strip():
             continue
         try:

@@ -18,6 +18,7 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import closing
 
 import psutil
 
@@ -51,20 +52,21 @@ def evolve(config: Config, run: RunDirectory, reporter: Reporter | None = None) 
         system.serve(done)
         reporter.note(system.backbone.describe_trainable())
         check_that_images_matter(system, reporter)
-        recorder = Recorder(system, run, reporter)
-        if done == 0:
-            recorder.record_start()
-        for step in range(done, config.steps):
-            result = outer_step(system, step)
-            recorder.record(step + 1, result)
-        recorder.close()
+        with closing(Recorder(system, run, reporter)) as recorder:
+            if done == 0:
+                recorder.record_start()
+            for step in range(done, config.steps):
+                result = outer_step(system, step)
+                recorder.record(step + 1, result)
 
 
 def outer_step(system: System, step: int) -> StepResult:
     """Images in, an updated policy and Verifier out (Section 2). ``step`` counts from 0; what is written, from 1."""
     clock = _Clock()
     images = system.stream.take(system.images_per_worker)
-    episodes = asyncio.run(play_episodes(images, step + 1, system.cast))
+    earlier = system.workers.gather([image.uid for image in images])[: system.workers.rank]
+    seen = Counter(uid for uids in earlier for uid in uids)
+    episodes = asyncio.run(play_episodes(images, step + 1, system.cast, seen))
     clock.lap("episodes")
     scored = [score(episode, system.config) for episode in episodes]
     rollouts = collect_rollouts(scored, load_object(system.config.rewards.advantages, "rewards.advantages"))
@@ -78,9 +80,14 @@ def outer_step(system: System, step: int) -> StepResult:
     return StepResult(tuple(scored), tuple(rollouts), metrics)
 
 
-async def play_episodes(images: Sequence[ImageRecord], step: int, cast: Cast) -> list[Episode]:
-    """One episode per image, all at once: the engine batches whatever waits."""
-    seen: Counter[str] = Counter()
+async def play_episodes(
+    images: Sequence[ImageRecord], step: int, cast: Cast, seen: Counter[str] | None = None
+) -> list[Episode]:
+    """One episode per image, all at once: the engine batches whatever waits.
+
+    ``seen`` counts the images that workers before this one play in the same step.
+    """
+    seen = Counter(seen)
     coroutines = []
     for image in images:
         coroutines.append(play_episode(image, step, cast, occurrence=seen[image.uid]))
@@ -113,7 +120,15 @@ def _merge(system: System, scored: Sequence[ScoredEpisode], rollouts: Sequence[R
     sums = metric_sums(scored, rollouts)
     if system.environment is not None:
         sums = sums + truth_sums(scored, system.environment)
+    sums = sums + MetricSums(counts=_failures(system))
     return sum(system.workers.gather(sums), MetricSums()).finalise()
+
+
+def _failures(system: System) -> dict[str, int]:
+    """What went wrong quietly: symbolic comparisons given up since the (re)start, images skipped since step 1."""
+    counters = system.cast.matcher.counters
+    counts = {"symbolic/timeouts": counters.timeouts, "symbolic/failures": counters.failures}
+    return counts | {f"images/skipped/{reason}": number for reason, number in system.stream.skipped.items()}
 
 
 class _Clock:

@@ -18,7 +18,7 @@ up. Totals are exact rationals, so any split of a step over workers finalises to
 | count | episodes and their parts | episodes candidates selected solutions reason_count |
 | count | formatted solutions by the tier that decided | tier/TIER |
 | count | disputes; adopted: the majority won without a verdict | disputes/raised disputes/overturned disputes/adopted |
-| count | rollouts trained on | retained/ROLE |
+| count | rollouts that survived the advantage filter (alternating trains on one role's) | retained/ROLE |
 
 ``diff`` is the Verifier's raw value and ``reason`` is not multiplied by R_correct (A.5); an unparsed reasoning verdict
 counts 0 in ``reason``, as in the reward, and is told apart by ``unparsed/reason``. ``fact``, ``correct`` and ``chal``

@@ -91,6 +91,11 @@ class Recorder:
             for tracker in self.trackers:
                 tracker.log(step, metrics)
             self.reporter.step(step, config.steps, metrics)
+            if metrics.get("ema/max_error", 0.0) > config.ema.error_bound:
+                self.reporter.note(
+                    f"step {step}: the Verifier's low-rank average lost {metrics['ema/max_error']:.2g} of its change "
+                    f"(ema.error_bound={config.ema.error_bound:g}); a higher ema.rank keeps more"
+                )
         improved = workers.gather(improved)[0]
         if improved or step % config.checkpoint.every == 0 or step == config.steps:
             save(self.system, self.run, step)

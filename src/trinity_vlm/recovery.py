@@ -10,9 +10,9 @@ from trinity_vlm.rundir import RunDirectory, best_checkpoint, latest_checkpoint
 from trinity_vlm.types import POLICY, VERIFIER
 
 if TYPE_CHECKING:
-    from trinity_vlm.images import StreamState
     from trinity_vlm.assembly import System
     from trinity_vlm.backbone import Backbone
+    from trinity_vlm.images import StreamState
 
 
 def save(system: System, run: RunDirectory, step: int) -> None:

@@ -92,7 +92,7 @@ class Trainer:
         """Train on this worker's retained rollouts; every worker calls it, with or without any.
 
         Returns metrics over all workers. Nothing retained anywhere: no optimizer step. Raises TrainingError on a
-        non-finite loss or gradient, before any weight has moved.
+        non-finite loss or gradient, before the optimizer step that it would spoil.
         """
         lr = learning_rate(self.config.lr, step, self.total_steps, self.config.warmup_steps)
         for group in self.optimizer.param_groups:
@@ -103,17 +103,19 @@ class Trainer:
         if metrics["trained_rollouts"] == 0:
             return metrics | {"updates": 0.0}
         items = self._with_rollout_logprobs(items)
-        sums, gaps, norms = ObjectiveSums(), _GapSums(), []
+        sums, gaps = ObjectiveSums(), _GapSums()
+        norms: list[float] = []
         for part in _split(items, self.config.updates_per_step):
             part_sums, part_gaps, norm = self._optimizer_step(part, step)
-            sums, gaps = sums + part_sums, gaps + part_gaps
-            norms.append(norm)
+            sums = sums + part_sums
+            gaps = gaps if norms else part_gaps
+            norms += [] if norm is None else [norm]
         totals = self.workers.gather((sums, gaps))
         metrics |= sum((s for s, _ in totals), ObjectiveSums()).means()
         metrics |= sum((g for _, g in totals), _GapSums()).means()
         return metrics | {"grad_norm": max(norms), "updates": float(len(norms))}
 
-    def _optimizer_step(self, items: Sequence[_Item], step: int) -> tuple[ObjectiveSums, _GapSums, float]:
+    def _optimizer_step(self, items: Sequence[_Item], step: int) -> tuple[ObjectiveSums, _GapSums, float | None]:
         count = self.workers.sum_scalar(len(items))
         normalizer = count if self.config.loss_reduction == "global" else len(items) * self.workers.world
         self.optimizer.zero_grad(set_to_none=True)
@@ -122,7 +124,7 @@ class Trainer:
             micro_sums, micro_gaps = self._backward(micro, max(1.0, normalizer), step)
             sums, gaps = sums + micro_sums, gaps + micro_gaps
         if count == 0:
-            return sums, gaps, 0.0
+            return sums, gaps, None
         self.workers.sum_gradients(self.parameters)
         norm = float(
             torch.nn.utils.clip_grad_norm_(
@@ -131,7 +133,7 @@ class Trainer:
         )
         if not math.isfinite(norm):
             raise TrainingError(
-                f"step {step}: the gradient norm is {norm}; no weight was changed. Resume from the last checkpoint "
+                f"step {step + 1}: the gradient norm is {norm}; nothing was saved. Resume from the last checkpoint "
                 "with a lower update.lr, or look at the step's episodes for degenerate completions"
             )
         self.optimizer.step()
@@ -157,7 +159,7 @@ class Trainer:
         )
         if not torch.isfinite(loss):
             raise TrainingError(
-                f"step {step}: the loss is {float(loss)}; no weight was changed. Resume from the last checkpoint "
+                f"step {step + 1}: the loss is {loss.item()}; nothing was saved. Resume from the last checkpoint "
                 "with a lower update.lr, or look at the step's episodes for degenerate completions"
             )
         loss.backward()

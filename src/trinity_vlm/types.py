@@ -40,7 +40,10 @@ class CallType(StrEnum):
 
 
 class Tier(StrEnum):
-    """Which tier of the correctness procedure decided (Section 2, A.3)."""
+    """Which tier of the correctness procedure decided (Section 2, A.3).
+
+    NUMERIC_GUARD stands for every mismatch decided by rule: clean numbers apart, other options, an empty answer.
+    """
 
     RULE = "rule"
     NUMERIC_GUARD = "numeric_guard"

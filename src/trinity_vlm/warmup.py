@@ -23,7 +23,7 @@ from trinity_vlm.errors import UserError
 from trinity_vlm.images.decode import BadImage, DecodeLimits, ImageData, decode_image
 from trinity_vlm.roles.prompts import PromptSet
 from trinity_vlm.roles.solver import Solver
-from trinity_vlm.roles.text import THINK_CLOSE
+from trinity_vlm.roles.text import THINK_CLOSE, one_line
 from trinity_vlm.supervised import Progress, Schedule, SupervisedExample, SupervisedSettings, train_supervised
 from trinity_vlm.supervised.saving import save_directory
 from trinity_vlm.types import Completion, ImageRecord
@@ -108,6 +108,8 @@ def solver_examples(
         parsed = solver.parse(Completion((), (), text, "stop"))
         if parsed.error:
             left_out[parsed.error] += 1
+        elif parsed.answer != one_line(row.reference):
+            left_out["reference_changed"] += 1
         else:
             examples.append(SupervisedExample(prompt, text))
     return examples, left_out

@@ -5,10 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
+
+COLLECTIVE_TIMEOUT = timedelta(hours=12)
+"""Workers wait this long for one another: the slowest one may be generating, or the main one evaluating."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,12 +24,18 @@ class Workers:
 
     @classmethod
     def from_environment(cls) -> Workers:
-        """Join the process group that torchrun describes (RANK, WORLD_SIZE ...); a world of one without it."""
+        """Join the process group that torchrun describes (RANK, LOCAL_RANK ...); a world of one without it.
+
+        On GPUs each worker takes its own; tensors on the CPU travel by gloo, those on a GPU by NCCL.
+        """
         world = int(os.environ.get("WORLD_SIZE", "1"))
         if world == 1:
             return cls()
+        if torch.cuda.is_available():
+            torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
         if not dist.is_initialized():
-            dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
+            backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+            dist.init_process_group(backend, timeout=COLLECTIVE_TIMEOUT)
         return cls(dist.get_rank(), world)
 
     @property
@@ -36,7 +46,7 @@ class Workers:
         """Sum of one number over all workers, in float64."""
         if self.world == 1:
             return value
-        total = torch.tensor([value], dtype=torch.float64, device=_collective_device())
+        total = torch.tensor([value], dtype=torch.float64)
         dist.all_reduce(total)
         return float(total.item())
 
@@ -57,7 +67,3 @@ class Workers:
         values: list[Any] = [None] * self.world
         dist.all_gather_object(values, value)
         return values
-
-
-def _collective_device() -> str:
-    return "cuda" if dist.get_backend() == "nccl" else "cpu"

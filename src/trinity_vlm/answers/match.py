@@ -202,6 +202,7 @@ class Matcher:
             if key in self._cache:
                 self._cache.move_to_end(key)
                 return self._cache[key]
+        given_up = self.counters.timeouts + self.counters.failures
         result = match(
             ref,
             pred,
@@ -211,7 +212,8 @@ class Matcher:
             integer_exact=self._config.integer_exact,
             symbolic=self._pool,
         )
-        if len(ref) + len(pred) + len(question or "") <= 4 * MAX_ANSWER_CHARS:
+        settled = given_up == self.counters.timeouts + self.counters.failures
+        if settled and len(ref) + len(pred) + len(question or "") <= 4 * MAX_ANSWER_CHARS:
             with self._lock:
                 self._cache[key] = result
                 if len(self._cache) > self.CACHE_SIZE:

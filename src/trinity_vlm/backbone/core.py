@@ -15,7 +15,7 @@ from transformers import Cache
 from trinity_vlm.backbone.adapters import Adapters
 from trinity_vlm.backbone.batching import Batch, collate, collate_shared, stack_image_inputs
 from trinity_vlm.backbone.encoding import EncodedPrompt, PromptEncoder
-from trinity_vlm.backbone.loading import end_ids, load_model, load_processor, never_sampled_ids
+from trinity_vlm.backbone.loading import attends_by_mask, end_ids, load_model, load_processor, never_sampled_ids
 from trinity_vlm.backbone.logprobs import token_logprobs
 from trinity_vlm.backbone.vision import VisionFeatures, supports_feature_cache
 from trinity_vlm.config import LoraConfig, ModelConfig
@@ -57,8 +57,9 @@ class Backbone:
         self._adapters = None if lora is None else Adapters(model, lora, seed)
         self.model: nn.Module = model if self._adapters is None else self._adapters.model
         self._vision = None
-        self.shares_prompts = supports_feature_cache(self._inner)
-        if self.shares_prompts:
+        has_features = supports_feature_cache(self._inner)
+        self.shares_prompts = has_features and attends_by_mask(model)
+        if has_features:
             self._vision = VisionFeatures(self._inner, frozen=lora is not None)
 
     @classmethod

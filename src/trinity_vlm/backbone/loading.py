@@ -14,9 +14,10 @@ import torch
 import transformers
 from PIL import Image
 from torch import nn
-from transformers import AutoModelForImageTextToText, AutoProcessor, ProcessorMixin
+from transformers import AutoConfig, AutoModelForImageTextToText, AutoProcessor, ProcessorMixin
 
-from trinity_vlm.config import ModelConfig
+from trinity_vlm.backbone.adapters import target_layers
+from trinity_vlm.config import LoraConfig, ModelConfig
 from trinity_vlm.errors import ConfigError, ModelLoadError
 
 EMBEDDED = "tiny"
@@ -54,7 +55,9 @@ def choose_device(config: ModelConfig) -> torch.device:
     """The device of ``model.device``; raises ModelLoadError when a GPU is asked for and there is none."""
     if config.device == "cuda" and not torch.cuda.is_available():
         raise ModelLoadError("model.device=cuda, but torch sees no GPU; set model.device=cpu or auto")
-    return torch.device("cuda" if config.device != "cpu" and torch.cuda.is_available() else "cpu")
+    if config.device == "cpu" or not torch.cuda.is_available():
+        return torch.device("cpu")
+    return torch.device("cuda", torch.cuda.current_device())
 
 
 def load_model(config: ModelConfig) -> nn.Module:
@@ -164,6 +167,13 @@ def _limit_pixels(image_processor: Any, config: ModelConfig) -> None:
             )
 
 
+def attends_by_mask(model: nn.Module) -> bool:
+    """Whether every layer is full attention that obeys a mask given per query (sdpa or eager)."""
+    text = model.config.get_text_config()  # type: ignore[union-attr, operator]
+    layers = getattr(text, "layer_types", None) or ["full_attention"]
+    return text._attn_implementation in ("sdpa", "eager") and set(layers) == {"full_attention"}
+
+
 def end_ids(model: Any, tokenizer: Any) -> frozenset[int]:
     """Ids that end an assistant turn: those of the generation config and the tokenizer's own."""
     declared = model.generation_config.eos_token_id
@@ -182,3 +192,22 @@ def never_sampled_ids(model: Any, tokenizer: Any, ends: frozenset[int]) -> froze
     }
     rows = model.get_output_embeddings().weight.shape[0]
     return frozenset((special | set(tokenizer.all_special_ids) | set(range(len(tokenizer), rows))) - ends)
+
+
+def check_model(config: ModelConfig, lora: LoraConfig) -> None:
+    """Refuse what can be refused without weights: device, files, processor, LoRA targets.
+
+    Of a hub id only the form is checked: nothing is fetched. Raises ModelLoadError or ConfigError.
+    """
+    choose_device(config)
+    path = resolve_path(config.path)
+    if not Path(path).is_dir():
+        return
+    load_processor(config)
+    try:
+        shape = AutoConfig.from_pretrained(path)
+        with torch.device("meta"):
+            skeleton = AutoModelForImageTextToText.from_config(shape)
+    except (OSError, ValueError, ImportError, KeyError) as error:
+        raise ModelLoadError(f"model.path={config.path!r}: {error}") from error
+    target_layers(skeleton, lora.targets)

@@ -61,10 +61,15 @@ class ConsoleReporter:
             f"(n = {len(evaluation.correct)}, well-formed {100 * evaluation.format_rate:.1f} %)"
         )
         first = min(self.evaluations)
-        if first < step:
+        if first < step and comparable(self.evaluations[first], evaluation):
             change = paired_change(self.evaluations[first].correct, evaluation.correct)
             text += f"; change since step {first}: {points(change)}"
         self.console.print(text, style="bold cyan", highlight=False, soft_wrap=True)
+
+
+def comparable(first: Evaluation, second: Evaluation) -> bool:
+    """Whether two evaluations were of the same problems, as far as their numbers and kinds tell."""
+    return len(first.correct) > 1 and first.kinds == second.kinds
 
 
 def percent(interval: Interval) -> str:

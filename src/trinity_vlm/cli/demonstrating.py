@@ -40,7 +40,7 @@ def demo(
     show(summarise(RunDirectory.open(path)), console)
     if photos:
         console.rule("the same loop on a folder of ordinary pictures")
-        _train(path.with_name(path.name + "-pictures"), photo_config(photo_folder()), console)
+        _train(path.with_name(path.name + "-pictures"), photo_config(photo_folder(), settings or []), console)
     console.print(f"total time {duration(time.monotonic() - started)}; look at {path / 'figure.png'}")
     console.print(
         f"one episode up close:  trinity-vlm play {photo_folder()}/astronaut.jpg --run {path}", highlight=False
@@ -49,6 +49,8 @@ def demo(
 
 def _train(path: Path, config: Config, console: Console) -> Path:
     """Start, or go on with, a run at ``path``; a finished one is left alone and the next free name is used."""
+    from trinity_vlm.assembly import check
+
     stem, number = path, 2
     while (path / "manifest.json").exists() and _is_finished(path):
         path = stem.with_name(f"{stem.name}-{number}")
@@ -57,6 +59,7 @@ def _train(path: Path, config: Config, console: Console) -> Path:
         console.print(f"going on with {path}")
         opened = RunDirectory.resume(path, config, prompt_digest=prompt_digest(config))
     else:
+        check(config)
         opened = RunDirectory.create(path, config, prompt_digest=prompt_digest(config))
     with opened as run:
         evolve_on_console(run, console, Workers())

@@ -39,6 +39,8 @@ def export(
 
     The best checkpoint by held-out accuracy is used, else the latest.
     """
+    if images and what is not What.PAIRS:
+        raise UserError("--images goes with --what pairs only: an adapter or a model holds no pictures")
     if out.exists() and (out.is_file() or any(out.iterdir())):
         raise UserError(f"{out} exists and is not empty; choose another --out")
     run = RunDirectory.open(path)

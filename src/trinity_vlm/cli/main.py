@@ -9,12 +9,12 @@ from __future__ import annotations
 import logging
 import os
 import sys
+import warnings
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 # Threads that wait actively between the short kernels of a small model cost several times the work itself.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
-import click
 import typer
 from rich.console import Console
 from rich.markup import escape
@@ -52,8 +52,11 @@ def root(
     if version:
         typer.echo(f"trinity-vlm {__version__}")
         raise typer.Exit
-    logging.basicConfig(level=logging.INFO if verbose else logging.ERROR, format="%(levelname)s %(name)s: %(message)s")
+    logging.basicConfig(
+        level=logging.INFO if verbose else logging.WARNING, format="%(levelname)s %(name)s: %(message)s"
+    )
     if not verbose:
+        warnings.simplefilter("ignore", FutureWarning)
         from transformers.utils import logging as transformers_logging
 
         transformers_logging.set_verbosity_error()
@@ -69,17 +72,16 @@ def main(arguments: list[str]) -> int:
     """Run one command line; returns its exit code."""
     console = Console(stderr=True)
     try:
-        result = app(args=arguments, standalone_mode=False)
-        return result if isinstance(result, int) else 0
+        app(args=arguments)
+    except SystemExit as done:
+        code = done.code if isinstance(done.code, int) else int(done.code is not None)
+        if code == EXIT_INTERRUPT:
+            console.print("interrupted; `trinity-vlm resume RUN` goes on from the last checkpoint")
+        return code
     except UserError as error:
         console.print(f"[bold red]error:[/] {escape(str(error))}", highlight=False, soft_wrap=True)
         return EXIT_USER
     except TrinityError as error:
         console.print(f"[bold red]failed:[/] {escape(str(error))}", highlight=False, soft_wrap=True)
         return EXIT_FAILURE
-    except click.ClickException as error:
-        error.show()
-        return EXIT_USER
-    except (click.Abort, KeyboardInterrupt):
-        console.print("interrupted; `trinity-vlm resume RUN` goes on from the last checkpoint")
-        return EXIT_INTERRUPT
+    return 0

@@ -45,9 +45,12 @@ def play(
     show_episode(scored, Console())
     if save is not None:
         from trinity_vlm.advantages import collect_rollouts
+        from trinity_vlm.extensions import load_object
         from trinity_vlm.rundir import write_episode_file
 
-        write_episode_file(save, [scored], collect_rollouts([scored]), config.images.thumbnail_side)
+        side = config.images.thumbnail_side if config.images.thumbnails == "on" else None
+        rule = load_object(config.rewards.advantages, "rewards.advantages")
+        write_episode_file(save, [scored], collect_rollouts([scored], rule), side)
         Console().print(f"episode written to {save}")
     players.cast.matcher.close()
 
@@ -61,6 +64,8 @@ def solve(
     greedy: Annotated[bool, typer.Option(help="--no-greedy samples as in training")] = True,
 ) -> None:
     """Answer a question about an image with the (trained) Solver; prints its reasoning and its boxed answer.
+
+    Exits with 1 when the answer is malformed (no box, no closed reasoning).
 
     trinity-vlm solve chart.png "Which bar is the highest?" --run runs/demo
     """
@@ -91,6 +96,8 @@ def solve(
     else:
         console.print(Panel(escape(completion.text), title=f"malformed: {parsed.error}", title_align="left"))
     players.cast.matcher.close()
+    if not parsed.format_valid:
+        raise typer.Exit(1)
 
 
 def _open(

@@ -42,15 +42,13 @@ def train(
     from trinity_vlm.assembly import check
 
     config = load_config(source, overrides or [])
-    console = Console()
-    check(config)
+    workers = Workers.from_environment()
+    console = Console(quiet=not workers.is_main)
+    check(config, workers)
     console.print(plan(config))
     if config.dry_run:
-        console.print(
-            "dry run: configuration, prompts and images are fine; no weights were loaded, nothing was written"
-        )
+        console.print("dry run: settings, prompts and images are fine; no weights were loaded, nothing was written")
         return
-    workers = Workers.from_environment()
     path = workers.gather(Path(config.run_dir or f"runs/{Path(source).stem}-{timestamp()}"))[0]
     with open_shared(workers, path, config, RunDirectory.create) as run:
         evolve_on_console(run, console, workers)
@@ -63,11 +61,12 @@ def resume(
     """Go on with a run from its last checkpoint, exactly as if it had never stopped.
 
     A finished run is extended with a higher number of steps:  trinity-vlm resume RUN steps=500
+    (the learning rate then follows the schedule of the longer run).
     """
     config = _changed(RunDirectory.open(path).config, overrides or [])
     workers = Workers.from_environment()
     with open_shared(workers, path, config, RunDirectory.resume) as run:
-        evolve_on_console(run, Console(), workers)
+        evolve_on_console(run, Console(quiet=not workers.is_main), workers)
 
 
 def open_shared(workers: Workers, path: Path, config: Config, opener: Opener) -> RunDirectory:
@@ -81,7 +80,6 @@ def evolve_on_console(run: RunDirectory, console: Console, workers: Workers) -> 
     """Train with a line a step, then draw the run's figure."""
     from trinity_vlm.loop import evolve
 
-    console.quiet = not workers.is_main
     console.print(f"run directory: {run.path}", soft_wrap=True)
     evolve(run.config, run, ConsoleReporter(console))
     if workers.is_main and run.read_metrics():

@@ -35,7 +35,7 @@ def warmup(
     from trinity_vlm.supervised.display import progress_bar
     from trinity_vlm.warmup import WarmupSettings, run_warmup
 
-    if out.exists() and any(out.iterdir()):
+    if out.exists() and (out.is_file() or any(out.iterdir())):
         raise UserError(f"{out} exists and is not empty; choose another --out")
     config = load_config(preset, settings or [])
     chosen = WarmupSettings(epochs=epochs, batch_size=batch_size, lr=lr)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
+from pathlib import Path
 
 from trinity_vlm.environments.microcosm.environment import Microcosm
 from trinity_vlm.environments.protocol import Answer, Environment, Failure, Judgement, Problem, Ungrounded
@@ -37,5 +38,5 @@ def open_environment(name: str) -> Environment:
 
 def environment_of(sources: Sequence[str]) -> Environment | None:
     """The environment a run's images come from, when they all come from a single ``NAME:SPLIT`` source."""
-    name = sources[0].partition(":")[0] if len(sources) == 1 else ""
-    return ENVIRONMENTS.get(name)
+    name, separator, _ = sources[0].partition(":") if len(sources) == 1 else ("", "", "")
+    return ENVIRONMENTS.get(name) if separator and not Path(sources[0]).exists() else None

@@ -10,7 +10,8 @@ from trinity_vlm.errors import RunDirectoryError
 from trinity_vlm.rundir.strict_json import JSON, dumps
 
 CHANGEABLE = ("steps", "run_dir", "dry_run", "checkpoint", "evaluation", "tracking")
-"""Top-level keys that don't touch what is learnt; a section stands for all of its keys."""
+"""Top-level keys that may change between sessions; a section stands for all of its keys. ``steps`` also stretches the
+learning-rate schedule, which ends at the last step."""
 
 
 def config_hash(config: Config) -> str:

@@ -92,6 +92,7 @@ def unpack(packed: PackedBatch, device: torch.device, *, with_images: bool = Tru
         prompts=_row_prompts(packed, device) if with_images else _any_image(packed),
         completion_ids=rows["completion_ids"],
         completion_mask=rows["completion_mask"],
+        row_of=torch.arange(len(rows["input_ids"]), device=device),
         predicted_at=rows["predicted_at"],
     )
 

@@ -33,12 +33,37 @@ def refused(capsys, *arguments):
         (["model.path=/no/such/model"], "/no/such/model"),
         (["lora.targets=[no_such_layer]"], "lora.targets"),
         (["lora.targets=[qkv]"], "lora.targets"),
+        (["lora.dropout=0.1"], "lora.dropout=0.1"),
+        (["evaluation.source=/no/such.jsonl"], "/no/such.jsonl"),
     ],
 )
 def test_bad_settings_are_named(capsys, tmp_path, overrides, expected):
     run_dir = tmp_path / "run"
     text = refused(capsys, "train", "tiny", f"run_dir={run_dir}", *FAST, *overrides)
     assert expected in text
+    assert not run_dir.exists(), "a refused start must not block the corrected one"
+
+
+@pytest.mark.parametrize(
+    "arguments", [["train"], ["bogus"], ["train", "tiny", "--nope"], ["export", "run", "--out", "x", "--what", "zip"]]
+)
+def test_usage_errors_exit_with_2(arguments):
+    assert main(arguments) == EXIT_USER
+
+
+def test_help_and_version_exit_with_0(capsys):
+    assert main(["--version"]) == 0
+    assert main(["train", "--help"]) == 0
+    assert "resume" in capsys.readouterr().out
+
+
+def test_an_interrupt_names_the_way_back(capsys, monkeypatch):
+    def interrupted(*_arguments):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("trinity_vlm.cli.training.load_config", interrupted)
+    assert main(["train", "tiny"]) == 130
+    assert "resume" in capsys.readouterr().err
 
 
 def test_an_unknown_preset_lists_the_known_ones(capsys):

@@ -11,6 +11,7 @@ from trinity_vlm.answers import Matcher
 from trinity_vlm.config import MatcherConfig, RolesConfig
 from trinity_vlm.engine.scripted import TRUNCATED, ScriptedEngine
 from trinity_vlm.episode import Cast, play_episode
+from trinity_vlm.loop import play_episodes
 from trinity_vlm.roles import PromptSet, Questioner, Solver, Verifier
 from trinity_vlm.types import POLICY, VERIFIER, CallType, ImageRecord, Tier
 
@@ -205,3 +206,18 @@ def test_seeds_depend_on_what_is_drawn_and_never_on_order():
     assert len(set(first)) == len(first)
     assert first == again
     assert not set(first) & set(second)
+
+
+def test_an_image_that_other_workers_play_in_the_same_step_is_asked_differently():
+    """Occurrences count over all workers, so that no two rollouts of a step are the same draw."""
+
+    def first_seed(seen):
+        with Matcher(MatcherConfig(symbolic=False)) as matcher:
+            config, prompts = RolesConfig(prompts="short"), PromptSet.load("short")
+            engine = ScriptedEngine(lambda request: ["nothing"] * request.n)
+            roles = Questioner(prompts, config), Solver(prompts, config), Verifier(prompts, config)
+            asyncio.run(play_episodes([IMAGE, IMAGE], 1, Cast(*roles, matcher, engine, config, 7), seen))
+        return [request.seed for request in engine.requests]
+
+    alone, behind_two = first_seed(Counter()), first_seed(Counter({IMAGE.uid: 2}))
+    assert len({*alone, *behind_two}) == 4

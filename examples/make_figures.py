@@ -2,7 +2,7 @@
 
     python examples/make_figures.py [FOLDER]
 
-All numbers are invented; the files are dedicated to the public domain (CC0), see src/trinity_vlm/tiny/pictures/SOURCES.md.
+All numbers are invented; the files are dedicated to the public domain (CC0), see SOURCES.md beside them.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ from trinity_vlm.config import Config
 from trinity_vlm.episode import Cast, play_episode
 from trinity_vlm.errors import TrainingError
 from trinity_vlm.extensions import load_object
-from trinity_vlm.metrics import MetricSums, metric_sums
+from trinity_vlm.metrics import Mean, MetricSums, metric_sums
 from trinity_vlm.recording import Recorder, Reporter, Silent, StepResult
 from trinity_vlm.recovery import restore
 from trinity_vlm.rundir import RunDirectory
@@ -116,11 +116,18 @@ def check_that_images_matter(system: System, reporter: Reporter) -> None:
 
 
 def _merge(system: System, scored: Sequence[ScoredEpisode], rollouts: Sequence[Rollout]) -> dict[str, float]:
-    """Episode metrics over all workers, with ground truth where the images' scenes are known."""
+    """Episode metrics over all workers, with ground truth where the images' scenes are known.
+
+    ``blank_image_gap``: mean change of a rollout's token log-probabilities when its image is replaced by a grey one.
+    """
     sums = metric_sums(scored, rollouts)
     if system.environment is not None:
         sums = sums + truth_sums(scored, system.environment)
     sums = sums + MetricSums(counts=_failures(system))
+    if rollouts:
+        seen = rollouts[0]
+        gap = system.backbone.blank_image_gap(seen.prompt, seen.completion.token_ids, POLICY)
+        sums = sums + MetricSums(means={"blank_image_gap": Mean.of([gap])})
     return sum(system.workers.gather(sums), MetricSums()).finalise()
 
 

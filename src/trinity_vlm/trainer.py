@@ -1,4 +1,4 @@
-"""The update: retained rollouts of both roles in, one (or a few) optimizer steps out. The only optimizer.
+"""The update: retained rollouts of both roles in, one (or a few) optimizer steps out. The loop's only optimizer.
 
 It reads token ids, advantages and log-probabilities, never text. Gradients of micro-batches are summed against the
 global number of retained rollouts, so that micro-batching and the number of workers don't change the update (Eq. 3).
@@ -98,7 +98,9 @@ class Trainer:
         for group in self.optimizer.param_groups:
             group["lr"] = lr
         role = trained_role(self.config, step)
-        items = [_Item(r, self._encode(r)) for r in rollouts if role is None or r.role is role]
+        distinct = {id(r.prompt): r.prompt for r in rollouts}
+        prompts = {key: self.backbone.encode(prompt) for key, prompt in distinct.items()}
+        items = [_Item(r, _checked(r, prompts[id(r.prompt)])) for r in rollouts if role is None or r.role is role]
         metrics = {"lr": lr, "trained_rollouts": self.workers.sum_scalar(len(items)), "grad_norm": 0.0}
         if metrics["trained_rollouts"] == 0:
             return metrics | {"updates": 0.0}
@@ -164,16 +166,6 @@ class Trainer:
             )
         loss.backward()
         return sums, _GapSums.measure(trainer_logprobs.detach(), items, mask)
-
-    def _encode(self, rollout: Rollout) -> EncodedPrompt:
-        encoded = self.backbone.encode(rollout.prompt)
-        if encoded.input_ids != rollout.completion.prompt_token_ids:
-            raise TrainingError(
-                f"rollout {rollout.image_uid}/{rollout.role}/{rollout.slot}: the engine saw "
-                f"{len(rollout.completion.prompt_token_ids)} prompt tokens, the trainer {len(encoded.input_ids)}; "
-                "engine and trainer must use the same processor and pixel bounds"
-            )
-        return encoded
 
     @torch.no_grad()
     def _with_rollout_logprobs(self, items: list[_Item]) -> list[_Item]:
@@ -253,6 +245,17 @@ class _GapSums:
         if self.tokens == 0:
             return {}
         return {"engine_gap": self.total / self.tokens, "engine_gap_max": self.largest}
+
+
+def _checked(rollout: Rollout, encoded: EncodedPrompt) -> EncodedPrompt:
+    """The prompt as the trainer sees it, refused unless the engine saw the same tokens."""
+    if encoded.input_ids != rollout.completion.prompt_token_ids:
+        raise TrainingError(
+            f"rollout {rollout.image_uid}/{rollout.role}/{rollout.slot}: the engine saw "
+            f"{len(rollout.completion.prompt_token_ids)} prompt tokens, the trainer {len(encoded.input_ids)}; "
+            "engine and trainer must use the same processor and pixel bounds"
+        )
+    return encoded
 
 
 def _engine_logprobs(rollout: Rollout) -> torch.Tensor:

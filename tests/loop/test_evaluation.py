@@ -1,16 +1,19 @@
 """Held-out evaluation: which problems, and how an answer counts."""
 
+import hashlib
 import json
 
 import pytest
 from loop_factory import write_images
 
 from trinity_vlm.answers import Matcher
-from trinity_vlm.config import EvaluationConfig, MatcherConfig, RolesConfig
+from trinity_vlm.config import EvaluationConfig, MatcherConfig, RolesConfig, load_config
 from trinity_vlm.engine.scripted import ScriptedEngine
+from trinity_vlm.environments import open_environment
 from trinity_vlm.episode import Cast
 from trinity_vlm.errors import ConfigError
 from trinity_vlm.evaluation import evaluate_solver, load_problems
+from trinity_vlm.images import ImageStream, open_source
 from trinity_vlm.roles import PromptSet, Questioner, Solver, Verifier
 
 
@@ -48,9 +51,31 @@ def test_the_same_configuration_asks_the_same_problems():
     assert len(first) == 20
 
 
-def test_held_out_images_never_occur_in_training():
-    config = EvaluationConfig(source="microcosm:evolve-heldout", problems=50)
-    assert all(p.image.uid.startswith("microcosm:evolve-heldout/") for p in load_problems(config))
+def digest(picture):
+    return hashlib.sha256(picture.convert("RGB").tobytes()).hexdigest()
+
+
+def test_held_out_images_are_not_among_the_training_images():
+    """By pixels: the first 200 images a run trains on, and the training split's images at the very places of the
+    held-out ones, against the first 200 held-out problems."""
+    config = load_config("tiny", ["evaluation.problems=200"])
+    stream = ImageStream(open_source(config.images), config.images, config.seed, 0, 1, None)
+    trained = {digest(record.pixels) for record in stream.take(200)}
+    problems = load_problems(config.evaluation)
+    held_out = {digest(problem.image.pixels) for problem in problems}
+    split = config.images.source.partition(":")[2]
+    places = [int(problem.image.uid.rpartition("/")[2]) for problem in problems]
+    same_places = {digest(open_environment("microcosm").image(split, place)[1]) for place in places}
+    assert min(map(len, (trained, held_out, same_places))) >= 195
+    assert not held_out & (trained | same_places)
+
+
+def test_no_image_that_training_can_ever_serve_is_held_out():
+    """By name, over the whole source: an image is a pure function of its uid, so this holds for every epoch."""
+    config = load_config("tiny")
+    trained = {row.uid for unit in open_source(config.images).units for row in unit.load()}
+    assert len(trained) > 100_000
+    assert not trained & {problem.image.uid for problem in load_problems(config.evaluation)}
 
 
 @pytest.mark.parametrize("text", ["not json", '{"image": "0.png"}', "[1]"])

@@ -9,12 +9,20 @@ from trinity_vlm.backbone import Backbone
 from trinity_vlm.config import LoraConfig, UpdateConfig, load_config
 from trinity_vlm.types import Completion, ImageRecord, Message, Prompt, Role, Rollout
 
+SMALL = ("steps=2", "images.per_step=2", "roles.candidates=2", "roles.solutions=2", "evaluation.problems=8")
+"""The smallest run in which candidates of the embedded model are selected and rollouts of both roles are kept."""
+
 UPDATE = UpdateConfig(lr=1e-3, gradient_checkpointing=False, warmup_steps=0)
 
 
 def tiny_backbone(seed=0, rank=4):
     """The embedded model on the CPU with a small policy adapter."""
     return Backbone.load(load_config("tiny").model, LoraConfig(rank=rank, alpha=2 * rank), seed)
+
+
+def small_config(*overrides):
+    """The tiny preset at its smallest; later overrides win."""
+    return load_config("tiny", [*SMALL, *overrides])
 
 
 def picture(index):

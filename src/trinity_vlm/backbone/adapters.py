@@ -53,6 +53,11 @@ def target_layers(base: Any, targets: str | tuple[str, ...]) -> list[str]:
     return [layer for layer in layers if any(_matches(layer, name) for name in wanted)]
 
 
+def rms_norms(base: Any) -> list[Any]:
+    """The language model's norms that compute x / rms(x) * weight, by the name of the Qwen family's class."""
+    return [m for m in base.get_decoder().modules() if type(m).__name__.endswith("VLTextRMSNorm")]
+
+
 def _matches(layer: str, name: str) -> bool:
     return layer == name or layer.endswith(f".{name}")
 
@@ -70,6 +75,7 @@ class Adapters:
             self.model = peft.get_peft_model(base, settings, adapter_name=POLICY)
         modules = dict(base.named_modules())
         self._layers: dict[str, Any] = {name: modules[name] for name in self._names}
+        self._norms = rms_norms(base)
         self._active: str | None = POLICY
         self._check_trainable()
 
@@ -106,7 +112,8 @@ class Adapters:
 
     @contextmanager
     def fused(self) -> Iterator[None]:
-        """Within the block each adapted layer is one product with W + D, formed on the side in W's own precision.
+        """Within the block each adapted layer is one product with W + D, formed on the side in W's own precision, and
+        each of the family's RMS norms one kernel instead of six.
 
         For decoding only: without gradients, adapters must not change inside. W itself is never touched, so nothing
         drifts; in bfloat16 the sum would lose most of D, so callers keep to float32.
@@ -118,10 +125,14 @@ class Adapters:
         for module in self._layers.values():
             base, delta = module.get_base_layer(), module.get_delta_weight(name)
             module.forward = partial(F.linear, weight=base.weight.detach() + delta.detach(), bias=base.bias)
+        for norm in self._norms:
+            norm.forward = partial(
+                F.rms_norm, normalized_shape=norm.weight.shape, weight=norm.weight, eps=norm.variance_epsilon
+            )
         try:
             yield
         finally:
-            for module in self._layers.values():
+            for module in (*self._layers.values(), *self._norms):
                 del module.forward
 
     def _activate(self, name: str | None) -> None:

@@ -36,7 +36,8 @@ def demo(
     config = demo_config(LONG_STEPS if long else SHORT_STEPS, settings or [])
     path = path.with_name(path.name + "-long") if long and path == Path("runs/demo") else path
     console.print("One VLM asks, verifies and solves; the images carry no labels.", style="bold")
-    path = _train(path, config, console)
+    if not (photos and _only_pictures_left(path)):
+        path = _train(path, config, console)
     show(summarise(RunDirectory.open(path)), console)
     if photos:
         console.rule("the same loop on a folder of ordinary pictures")
@@ -64,6 +65,13 @@ def _train(path: Path, config: Config, console: Console) -> Path:
     with opened as run:
         evolve_on_console(run, console, Workers())
     return path
+
+
+def _only_pictures_left(path: Path) -> bool:
+    """Whether a demo at ``path`` was interrupted among the pictures."""
+    pictures = path.with_name(path.name + "-pictures")
+    started = all((folder / "manifest.json").exists() for folder in (path, pictures))
+    return started and _is_finished(path) and not _is_finished(pictures)
 
 
 def _is_finished(path: Path) -> bool:

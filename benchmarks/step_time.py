@@ -30,9 +30,8 @@ def main() -> None:
         rows = [outer_step(system, step).metrics for step in range(1, steps + 1)]
     if not workers.is_main:
         return
-    print(
-        f"{workers.world} workers, torch {torch.__version__}, {torch.get_num_threads()} threads, {system.backbone.device}, {steps} steps"
-    )
+    threads, device = torch.get_num_threads(), system.backbone.device
+    print(f"{workers.world} workers, torch {torch.__version__}, {threads} threads, {device}, {steps} steps")
     for phase in ("episodes", "update", "ema", "step"):
         seconds = [row[f"seconds/{phase}"] for row in rows]
         print(f"{phase:<10} median {statistics.median(seconds):6.2f} s   worst {max(seconds):6.2f} s")

@@ -40,6 +40,9 @@ types: setup
 layers: setup
 	$(BIN)/lint-imports
 
+# Small tensors: a second OpenMP thread costs more than it brings, and badly so on a busy machine.
+test test-long: export OMP_NUM_THREADS ?= 1
+
 test: lint types layers ## lint, types, layers and the tests (at most 15 minutes on 2 cores)
 	$(BIN)/pytest
 

@@ -104,7 +104,7 @@ def test_repetitive_text_of_the_greatest_length_is_fast(unit):
     text = (unit * MAX_ANSWER_CHARS)[: MAX_ANSWER_CHARS - 1]
     start = time.process_time()
     match(text, text[:-1] + "7", options=["5 cm", text[:300]], question=text)
-    assert time.process_time() - start < 0.5
+    assert time.process_time() - start < 5, "0.1 s is usual; a pattern that blows up takes minutes"
 
 
 @pytest.mark.parametrize("unit", ["a", "\\boxed{", "9", "{ ", "(1,"])
@@ -117,4 +117,4 @@ def test_megabytes_are_cut_off_early(unit):
     assert match(long, long + "b").status == "ambiguous"
     assert match(long, long).status == "match"
     assert match("5", "6", question=long, options=[long, "5"]).status in ("ambiguous", "mismatch")
-    assert time.process_time() - start < 0.5
+    assert time.process_time() - start < 5, "0.1 s is usual; a pattern that blows up takes minutes"

@@ -264,7 +264,7 @@ def changed(config, key):
     return None
 
 
-@pytest.mark.parametrize("key", all_keys())
+@pytest.mark.parametrize("key", [key for key in all_keys() if key != "lora.dropout"])  # 0 is its only value in a run
 def test_each_setting_may_or_may_not_change_on_resume(tmp_path, config, key):
     """Every key of the configuration: the six changeable ones are stored, any other raises naming key and values."""
     other = changed(config, key)

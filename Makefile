@@ -24,10 +24,10 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 	$(PIP) install -q -c constraints.txt -e '.[dev]'
 	touch $@
 
-demo: setup ## train the embedded VLM on unlabeled images (about 10 minutes on 2 cores)
+demo: setup ## train the embedded VLM on unlabeled images (under 10 minutes on 2 cores)
 	$(BIN)/trinity-vlm demo $(DEMO_ARGS)
 
-demo-long: setup ## the same for about 30 minutes, where a rise of the Solver shows
+demo-long: setup ## the same for 200 steps (25 to 35 minutes)
 	$(BIN)/trinity-vlm demo --long $(DEMO_ARGS)
 
 lint: setup
@@ -46,7 +46,7 @@ test test-long: export OMP_NUM_THREADS ?= 1
 test: lint types layers ## lint, types, layers and the tests (at most 15 minutes on 2 cores)
 	$(BIN)/pytest
 
-test-long: setup ## everything slower: kill and resume, two workers, a short demo
+test-long: setup ## everything slower: kill and resume, two workers, the demo's pictures
 	$(BIN)/pytest -m long --timeout 1500
 
 tiny: setup ## rebuild the embedded checkpoint (minutes on a GPU, hours without)

@@ -24,7 +24,7 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 	$(PIP) install -q -c constraints.txt -e '.[dev]'
 	touch $@
 
-demo: setup ## train the embedded VLM on unlabeled images (under 10 minutes on 2 cores)
+demo: setup ## train the embedded VLM on unlabeled images (about 7 minutes on 2 cores)
 	$(BIN)/trinity-vlm demo $(DEMO_ARGS)
 
 demo-long: setup ## the same for 200 steps (25 to 35 minutes)

@@ -9,7 +9,6 @@ last complete one. The folder's layout, integrity and retention are in :mod:`tri
 from __future__ import annotations
 
 import os
-import random
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,7 +16,6 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load as decode_tensors
@@ -57,10 +55,8 @@ __all__ = [
     "latest_checkpoint",
     "load_checkpoint",
     "load_optimizer",
-    "load_rng",
     "mark_best",
     "optimizer_tensors",
-    "rng_tensors",
     "save_checkpoint",
 ]
 
@@ -73,9 +69,9 @@ _GROUP_NAME = re.compile(r"[A-Za-z0-9_-]+")
 class CheckpointState:
     """Everything needed to go on after outer step ``step``.
 
-    tensors: group ("policy", "verifier", "ema", "optimizer", "rng") -> name -> tensor of any shape and dtype that
+    tensors: group ("policy", "verifier", "ema", "optimizer") -> name -> tensor of any shape and dtype that
         safetensors holds; loaded tensors lie on the CPU
-    meta: strict JSON: scheduler, stream position, config hash, counters
+    meta: strict JSON: the optimizer's options and step counts, each worker's position in the image stream
     """
 
     step: int
@@ -173,47 +169,6 @@ def load_optimizer(
                 key: value.to("cpu" if key == "step" and not step_on_device else parameter.device, copy=True)
                 for key, value in states[name].items()
             }
-
-
-def rng_tensors() -> tuple[dict[str, torch.Tensor], dict[str, JSON]]:
-    """State of the global generators: torch on the CPU and each CUDA device, numpy's legacy one, Python's random."""
-    version, words, python_gauss = random.getstate()
-    numpy_state: Mapping[str, Any] = np.random.get_state(legacy=False)
-    tensors = {
-        "torch": torch.get_rng_state(),
-        "python": torch.tensor(words, dtype=torch.int64),
-        "numpy": torch.from_numpy(numpy_state["state"]["key"].astype(np.int64)),
-    }
-    if torch.cuda.is_available():
-        tensors |= {f"cuda:{i}": state for i, state in enumerate(torch.cuda.get_rng_state_all())}
-    meta: dict[str, JSON] = {
-        "python_version": version,
-        "python_gauss": python_gauss,
-        "numpy_position": int(numpy_state["state"]["pos"]),
-        "numpy_has_gauss": int(numpy_state["has_gauss"]),
-        "numpy_gauss": float(numpy_state["gauss"]),
-    }
-    return tensors, meta
-
-
-def load_rng(tensors: Mapping[str, torch.Tensor], meta: Mapping[str, Any]) -> None:
-    """Put back what ``rng_tensors`` returned. CUDA devices that this machine lacks are left out with a warning."""
-    torch.set_rng_state(tensors["torch"])
-    random.setstate((meta["python_version"], tuple(tensors["python"].tolist()), meta["python_gauss"]))
-    np.random.set_state(
-        {
-            "bit_generator": "MT19937",
-            "state": {"key": tensors["numpy"].numpy().astype(np.uint32), "pos": meta["numpy_position"]},
-            "has_gauss": meta["numpy_has_gauss"],
-            "gauss": meta["numpy_gauss"],
-        }
-    )
-    for name in sorted(name for name in tensors if name.startswith("cuda:")):
-        index = int(name.removeprefix("cuda:"))
-        if torch.cuda.is_available() and index < torch.cuda.device_count():
-            torch.cuda.set_rng_state(tensors[name], index)
-        else:
-            logger.warning("the checkpoint's generator state of %s has no device here", name)
 
 
 def _write_files(folder: Path, state: CheckpointState) -> CheckpointManifest:

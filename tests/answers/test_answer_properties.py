@@ -102,9 +102,14 @@ def test_ten_thousand_random_strings_are_fast(options, count):
 def test_repetitive_text_of_the_greatest_length_is_fast(unit):
     """No pattern of the parsers blows up on repetition."""
     text = (unit * MAX_ANSWER_CHARS)[: MAX_ANSWER_CHARS - 1]
-    start = time.process_time()
-    match(text, text[:-1] + "7", options=["5 cm", text[:300]], question=text)
-    assert time.process_time() - start < 5, "0.1 s is usual; a pattern that blows up takes minutes"
+    seconds = []
+    for _ in range(3):
+        start = time.process_time()
+        match(text, text[:-1] + "7", options=["5 cm", text[:300]], question=text)
+        seconds.append(time.process_time() - start)
+        if seconds[-1] < 0.5:
+            break
+    assert min(seconds) < 0.5
 
 
 @pytest.mark.parametrize("unit", ["a", "\\boxed{", "9", "{ ", "(1,"])

@@ -17,6 +17,7 @@ from trinity_vlm.roles import PromptSet, Questioner, Solver, Verifier
 from trinity_vlm.tiny.demonstrations import DEFAULT_MIX, Demonstration, DemonstrationMix, Group, demonstrations
 from trinity_vlm.tiny.demonstrations.equivalence import EQUIVALENCE_CASES
 from trinity_vlm.tiny.demonstrations.judging import REASONING_CASES, misread_names
+from trinity_vlm.tiny.demonstrations.policy import is_glance
 from trinity_vlm.tiny.demonstrations.screening import SCREENING_CASES, garbled
 from trinity_vlm.tiny.demonstrations.variants import wordings
 from trinity_vlm.types import CallType, Completion
@@ -56,7 +57,7 @@ def test_every_call_and_case_occurs(sample):
     wanted |= {(CallType.REASON, case) for case, _, _ in REASONING_CASES}
     wanted |= {(CallType.EQUIVALENCE, case) for case, _ in EQUIVALENCE_CASES}
     wanted |= {(CallType.DISPUTE, "ref_right"), (CallType.DISPUTE, "majority_right")}
-    wanted |= {(CallType.PROPOSE, "right"), (CallType.SOLVE, "right")}
+    wanted |= {(CallType.PROPOSE, "right"), (CallType.SOLVE, "looked"), (CallType.SOLVE, "glanced")}
     assert set(cases) == wanted
     assert min(cases.values()) >= 5, cases
 
@@ -83,15 +84,26 @@ def test_propose(sample):
 
 
 def test_solve(sample):
-    """A solution lists the scene, works the answer out and boxes it."""
+    """A solution boxes the right answer, worked out from a listing of the scene or only stated."""
     solver = Solver(PROMPTS, ROLES)
     for d in of(sample, CallType.SOLVE):
         solution = solver.parse(written(d))
         assert solution.format_valid, (solution.error, d.completion)
-        assert solution.reasoning == true_trace(d)
+        assert solution.reasoning == (f"answer {d.truth}" if d.case == "glanced" else true_trace(d))
+        assert is_glance(solution.reasoning) == (d.case == "glanced")
         assert WORLD.judge(WORLD.scene_of(d.image_uid), d.question, solution.answer).right
         assert d.completion.endswith(f"\n</think>\n<answer>\\boxed{{{d.truth}}}</answer>")
         assert d.answer == ""
+
+
+def test_harder_questions_are_glanced_at_more_often(sample):
+    """The share of glances rises with the difficulty, and neither habit is rare at any level."""
+    glanced = {
+        level: [d.case == "glanced" for d in of(sample, CallType.SOLVE) if d.difficulty == level]
+        for level in (0.1, 0.4, 0.7, 1.0)
+    }
+    shares = {level: sum(cases) / len(cases) for level, cases in glanced.items()}
+    assert shares == pytest.approx({0.1: 0.3, 0.4: 0.4, 0.7: 0.5, 1.0: 0.6}, abs=0.12), shares
 
 
 def test_screen(sample):
@@ -140,8 +152,23 @@ def test_reason(sample):
         verdict = verifier.parse_reasoning(written(d))
         assert verdict.parsed
         assert verdict.score == derived_score(d), d
-        assert verdict.justification.startswith(f"{true_trace(d)}. ")
+        seen, _, rest = verdict.justification.partition(". ")
+        assert f"{re.sub(' (ok|no)(?=,|$)', '', seen)}. {rest}".startswith(f"{true_trace(d)}. "), d
         assert list(json.loads(d.completion)) == ["justification", "reasoning_score"]
+
+
+def test_reasoning_is_compared_item_by_item(sample):
+    """Behind each item of the true listing stands whether the shown listing has it."""
+    for d in of(sample, CallType.REASON):
+        seen = json.loads(d.completion)["justification"].partition(". ")[0]
+        shown = d.reasoning.partition(". ")[0].split(", ")
+        if d.case in ("listing_skipped", "none"):
+            assert seen == listing(WORLD.scene_of(d.image_uid))
+            continue
+        marks = [item.rsplit(" ", 1) for item in seen.split(", ")]
+        assert [mark == "ok" for _, mark in marks] == [item in shown for item, _ in marks], d
+        assert all(mark in ("ok", "no") for _, mark in marks)
+        assert ("no" in dict(marks).values()) == (d.case == "misread")
 
 
 def test_misread_reasoning_is_consistent_but_about_another_scene(sample):
@@ -178,8 +205,12 @@ def test_dispute(sample):
         verdict = verifier.parse_dispute(written(d))
         assert right[verdict.winner]
         thinking, _, ruling = d.completion.partition("\n</think>\n")
-        assert thinking == f"{true_trace(d)}. answer {d.truth}: {verdict.winner}"
+        sides = f"ref {d.answer}, majority {d.majority_answer}, answer {d.truth}"
+        assert thinking == f"{true_trace(d)}. {sides}: {verdict.winner}"
         assert list(json.loads(ruling)) == ["correct_answer", "justification"]
+        if is_glance(d.reasoning):
+            assert d.reasoning == f"answer {d.majority_answer}"
+            continue
         assert (d.reasoning == true_trace(d)) == right["majority"]
         assert d.reasoning.startswith(listing(scene)) == right["majority"]
 

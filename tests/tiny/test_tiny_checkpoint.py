@@ -144,10 +144,14 @@ def test_prompts_and_completions_fit_the_preset(backbone):
             assert len(backbone.tokenizer(texts)["input_ids"]) + 64 + 32 + budget <= preset.model.context
 
 
-def test_it_reads_and_solves(backbone):
-    """Greedy on base images the embedded Solver answers at least nine of twelve problems (measured: 99 %)."""
+def test_it_solves_what_it_looks_at(backbone):
+    """Sampled on 48 base problems: both habits occur, and of the answers it worked out at least four in five are right.
+
+    Measured on 1,024 problems: about 98 % of these, and 45 % of those it only glanced at.
+    """
     from trinity_vlm.tiny.measure import measure_backbone
 
-    metrics = measure_backbone(backbone, tiny_roles()).solver("base-heldout", 12)
-    assert metrics["solver/accuracy"] >= 0.75
-    assert metrics["solver/format"] >= 0.9
+    metrics = measure_backbone(backbone, tiny_roles()).solver("base-heldout", 48, greedy=False)
+    assert 0.2 < metrics["solver/glanced_sampled"] < 0.7
+    assert metrics["solver/accuracy_looked"] >= 0.8
+    assert metrics["solver/format_sampled"] >= 0.9

@@ -40,7 +40,8 @@ def oracle(split):
         image, message = request.prompt.image, request.prompt.messages[-1].text
         if request.call is CallType.SOLVE:
             truth = WORLD.judge(WORLD.scene_of(image.uid), message, "").answer
-            return [f"looked</think><answer>\\boxed{{{truth}}}</answer>"]
+            thinking = f"answer {truth}" if not request.sampling.temperature else "looked"
+            return [f"{thinking}</think><answer>\\boxed{{{truth}}}</answer>"]
         if request.call is CallType.PROPOSE:
             from random import Random
 
@@ -55,12 +56,11 @@ def oracle(split):
 
 
 def test_an_oracle_scores_one_everywhere():
-    """Every accuracy, format and precision is 1; only ungrounded pairs that pass are 0."""
+    """Every accuracy, format and precision is 1; ungrounded pairs that pass are 0; it glances when greedy only."""
     report = Measurer(ScriptedEngine(oracle("base-heldout")), tiny_roles()).report("base-heldout", SIZES)
-    for name, value in report.items():
-        expected = 0.0 if name == "screen/ungrounded_passed" else None if name.endswith("distinct") else 1.0
-        assert expected is None or value == expected, name
-    assert report["questioner/distinct"] == 0.5
+    other = {"screen/ungrounded_passed": 0.0, "questioner/distinct": 0.5, "solver/glanced_sampled": 0.0}
+    assert math.isnan(report.pop("solver/accuracy_glanced"))
+    assert report == {name: other.get(name, 1.0) for name in report}
 
 
 def test_a_model_that_passes_everything():

@@ -1,8 +1,9 @@
 """The warm-up's data: demonstrations of all six calls, asked in the very prompts of the roles.
 
-Headroom is designed here. The policy's calls are shown images of the base style only; the Verifier's calls see more
-styles, among them some like the style the model later evolves on. So the Verifier starts out sturdier than
-the Solver whose work it grades, as a larger or better-trained verifier would be.
+Headroom is designed here, in two ways. The Solver learns two habits, glancing and looking
+(``demonstrations/policy.py``), and nothing tells it which is better. And the policy's calls are shown images of the
+base style only, the Verifier's calls more styles, among them some like the style the model later evolves on: the
+Verifier starts out sturdier than the Solver whose work it grades, as a larger or better-trained verifier would be.
 """
 
 from __future__ import annotations
@@ -22,21 +23,19 @@ from trinity_vlm.types import CallType, ImageRecord, Prompt
 
 POLICY_STYLES: StyleMix = (("base", 1.0),)
 VERIFIER_STYLES: StyleMix = (
-    ("base", 0.7),
-    ("palette-0.5", 0.03),
-    ("dark-0.5", 0.03),
-    ("small-0.5", 0.03),
-    ("noise-0.5", 0.02),
-    ("jitter-0.6", 0.02),
-    ("outline+grid", 0.01),
-    ("more", 0.02),
-    ("palette-0.4+dark-0.4", 0.03),
-    ("palette-0.5+dark-0.4+small-0.3", 0.05),
-    ("palette-0.7+dark-0.6+small-0.5", 0.04),
-    ("palette-0.6+small-0.4+jitter-0.4", 0.02),
+    ("base", 0.5),
+    ("palette-0.5", 0.04),
+    ("dark-0.5", 0.04),
+    ("small-0.5", 0.05),
+    ("noise-0.5", 0.03),
+    ("jitter-0.6", 0.03),
+    ("outline+grid", 0.02),
+    ("more", 0.03),
+    ("palette-0.4+dark-0.4", 0.06),
+    ("palette-0.5+dark-0.4+small-0.3", 0.08),
+    ("palette-0.7+dark-0.6+small-0.5", 0.08),
+    ("palette-0.6+small-0.4+jitter-0.4", 0.04),
 )
-
-
 VERIFIER_CALLS = (
     (CallType.SCREEN, 0.44),
     (CallType.REASON, 0.26),

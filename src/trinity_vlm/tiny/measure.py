@@ -31,6 +31,7 @@ from trinity_vlm.errors import ConfigError
 from trinity_vlm.seeds import derive_seed
 from trinity_vlm.tiny.curriculum import RolePrompts, tiny_roles
 from trinity_vlm.tiny.demonstrations import Demonstration, DemonstrationMix, Group, demonstrations
+from trinity_vlm.tiny.demonstrations.policy import is_glance
 from trinity_vlm.types import CallType, Completion, ImageRecord, Prompt
 
 MEASURE_SEED = 700_001
@@ -88,17 +89,22 @@ class Measurer:
             self._prompts.solver.parse(c) for c in await self._ask(CallType.SOLVE, prompts, sampling, split, greedy)
         ]
         right = [same_answer(p.answer or "", problem.answer) for p, problem in zip(parsed, problems, strict=True)]
+        glanced = [is_glance(p.reasoning or "") for p in parsed]
         if not greedy:
             return {
                 "solver/accuracy_sampled": _mean(right),
                 "solver/format_sampled": _mean(p.format_valid for p in parsed),
+                "solver/glanced_sampled": _mean(glanced),
+                "solver/accuracy_glanced": _mean(r for r, g in zip(right, glanced, strict=True) if g),
+                "solver/accuracy_looked": _mean(r for r, g in zip(right, glanced, strict=True) if not g),
             }
         groups: dict[str, list[bool]] = defaultdict(list)
         for problem, correct in zip(problems, right, strict=True):
             for name in _solver_groups(problem):
                 groups[name].append(correct)
         return {f"solver/{name}": _mean(values) for name, values in sorted(groups.items())} | {
-            "solver/format": _mean(p.format_valid for p in parsed)
+            "solver/format": _mean(p.format_valid for p in parsed),
+            "solver/glanced": _mean(glanced),
         }
 
     async def _questioner(self, split: str, images: int, candidates: int) -> Metrics:

@@ -13,7 +13,7 @@ from functools import lru_cache
 
 from trinity_vlm.errors import ConfigError
 
-EVOLVE_STYLE = "palette-0.75+dark-0.65+small-0.55"
+EVOLVE_STYLE = "palette-0.6+dark-0.5+small-0.4"
 """The style of the loop's unlabeled images and of their held-out problems: the one place that defines it."""
 
 

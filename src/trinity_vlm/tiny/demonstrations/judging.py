@@ -17,15 +17,16 @@ from trinity_vlm.tiny.demonstrations.example import (
     json_object,
     steps_of,
 )
+from trinity_vlm.tiny.demonstrations.policy import glance
 from trinity_vlm.types import CallType
 
 REASONING_CASES: tuple[tuple[str, float, float], ...] = (
-    ("explicit", 0.38, 1.0),
-    ("listing_skipped", 0.09, 0.5),
-    ("steps_skipped", 0.13, 0.5),
-    ("misread", 0.22, 0.25),
+    ("explicit", 0.34, 1.0),
+    ("listing_skipped", 0.07, 0.5),
+    ("steps_skipped", 0.11, 0.5),
+    ("misread", 0.26, 0.25),
     ("wrong_step", 0.1, 0.25),
-    ("none", 0.08, 0.0),
+    ("none", 0.12, 0.0),
 )
 """(case, weight, score): the reasoning rubric of Appendix F."""
 _FINDINGS = {
@@ -36,38 +37,44 @@ _FINDINGS = {
     "none": "no reasoning",
 }
 DISPUTE_MAJORITY_RIGHT = 0.5
+DISPUTE_GLANCED = 0.25
+"""How often the majority's supporting trace is no more than an answer."""
 
 
 def reason(subject: Subject) -> Demonstration:
-    """Score a thinking block: what the image shows and the right steps, the finding, then the score."""
+    """Score a thinking block: each thing in the image and whether the block has it so, the right steps, the finding."""
     names, weights, scores = zip(*REASONING_CASES, strict=True)
     case, score = subject.rng.choices(list(zip(names, scores, strict=True)), weights)[0]
     program, answer = subject.question()
     shown, finding = _shown_reasoning(subject, program, answer, case)
-    if case in ("explicit", "misread", "wrong_step", "steps_skipped"):
-        finding = f"{compared(listing(subject.scene), shown.partition('. ')[0])}. {finding}"
-    completion = json_object(justification=f"{subject.trace(answer)}. {finding}", reasoning_score=score)
+    seen = listing(subject.scene)
+    if case not in ("listing_skipped", "none"):
+        seen = compared(seen, shown.partition(". ")[0])
+    completion = json_object(justification=f"{seen}. {steps_of(answer)}. {finding}", reasoning_score=score)
     return subject.demonstration(
         CallType.REASON, program, answer.text, case=case, completion=completion, reasoning=shown
     )
 
 
 def dispute(subject: Subject) -> Demonstration:
-    """Settle reference against majority: solve the question first, then say whose answer it is and rule so."""
+    """Settle reference against majority: solve the question, put the two answers beside the own one, then rule."""
+    rng = subject.rng
     program, answer, misread_scene, wrong = _disputed(subject)
-    majority_right = subject.rng.random() < DISPUTE_MAJORITY_RIGHT
+    majority_right = rng.random() < DISPUTE_MAJORITY_RIGHT
     if majority_right:
-        reference, majority, support = wrong.text, answer.text, subject.trace(answer)
+        winner, reference, majority, support = "majority", wrong.text, answer.text, subject.trace(answer)
     else:
-        reference, majority, support = answer.text, wrong.text, full_trace(misread_scene, wrong)
-    winner = "majority" if majority_right else "ref"
+        winner, reference, majority, support = "ref", answer.text, wrong.text, full_trace(misread_scene, wrong)
+    if rng.random() < DISPUTE_GLANCED:
+        support = glance(majority)
+    finding = f"ref {reference}, majority {majority}, answer {answer.text}: {winner}"
     ruling = json_object(correct_answer=winner, justification=f"answer {answer.text}")
     return subject.demonstration(
         CallType.DISPUTE,
         program,
         answer.text,
         case=f"{winner}_right",
-        completion=f"{subject.trace(answer)}. answer {answer.text}: {winner}" + END_OF_THINKING + ruling,
+        completion=f"{subject.trace(answer)}. {finding}" + END_OF_THINKING + ruling,
         answer=reference,
         majority_answer=majority,
         reasoning=support,
@@ -92,11 +99,16 @@ def _shown_reasoning(subject: Subject, program: Program, answer: Answer, case: s
         "explicit": subject.trace(answer),
         "listing_skipped": steps_of(answer),
         "steps_skipped": f"{listing(scene)}. answer {answer.text}",
-        "none": rng.choice(("", answer.text, f"answer {answer.text}", f"it looks like {answer.text}", "just a guess")),
+        "none": rng.choice(("", "just a guess", glance(answer.text), glance(_other_answer(subject, program, answer)))),
     }
     if case == "wrong_step":
         shown[case] = f"{listing(scene)}. {_wrong_steps(subject, answer)}"
     return shown[case], _FINDINGS[case]
+
+
+def _other_answer(subject: Subject, program: Program, answer: Answer) -> str:
+    read = misread_answer(subject.rng, subject.scene, program)
+    return read[1].text if read else neighbouring_answer(subject.rng, subject.scene, answer.text)
 
 
 def _misread_reasoning(rng: Random, scene: Scene, program: Program) -> tuple[str, str]:
@@ -109,15 +121,12 @@ def _misread_reasoning(rng: Random, scene: Scene, program: Program) -> tuple[str
 
 
 def compared(true_listing: str, shown_listing: str) -> str:
-    """Item by item in scene order whether the shown listing has it as it is: ``a1 ok c2 no``; invented items count too.
+    """The true listing with ``ok`` or ``no`` behind each item: ``a1 big red star ok, c2 small blue cross no``.
 
-    The comparison is written out because a small model can check one item at a time, but not a whole listing at once.
+    A small model can check the item it has just written, but not a whole listing at once.
     """
-    true_items, shown_items = (
-        {item.partition(" ")[0]: item for item in text.split(", ")} for text in (true_listing, shown_listing)
-    )
-    names = sorted({*true_items, *shown_items}, key=lambda name: name[::-1])
-    return " ".join(f"{name} {'ok' if true_items.get(name) == shown_items.get(name) else 'no'}" for name in names)
+    shown = set(shown_listing.split(", "))
+    return ", ".join(f"{item} {'ok' if item in shown else 'no'}" for item in true_listing.split(", "))
 
 
 def misread_names(scene: Scene, read: Scene) -> list[str]:

@@ -54,7 +54,7 @@ DEFAULT_MIX = DemonstrationMix(
     groups=(
         Group(
             share=0.58,
-            calls=((CallType.SOLVE, 0.7), (CallType.PROPOSE, 0.3)),
+            calls=((CallType.SOLVE, 0.62), (CallType.PROPOSE, 0.38)),
             styles=(("base", 0.98), *_RARE_STYLES),
         ),
         Group(

@@ -30,6 +30,7 @@ CURVES: tuple[tuple[str, str], ...] = (
     ("fmt_s", "Solver format"),
     ("correct", "correctness R_correct (self-judged)"),
     ("reason", "reasoning R_reason"),
+    ("response_length/solver", "tokens per solution"),
 )
 TRUTHS: tuple[tuple[str, str], ...] = (
     ("truth/grounded", "candidates grounded"),

@@ -13,7 +13,7 @@ up. Totals are exact rationals, so any split of a step over workers finalises to
 | mean | all solutions, malformed ones as 0 | fmt_s correct correct_before_disputes reward_s |
 | mean | the reason_count formatted solutions whose reasoning was put to the Verifier | reason |
 | mean | completions of a call type (propose .. dispute) | unparsed/TYPE truncated/TYPE |
-| mean | completions of a caller (questioner, solver, verifier) | truncated/CALLER |
+| mean | completions of a caller (questioner, solver, verifier) | truncated/CALLER response_length/CALLER (tokens) |
 | count | calls, tokens | calls/TYPE prompt_tokens/TYPE completion_tokens/TYPE completion_tokens/CALLER |
 | count | episodes and their parts | episodes candidates selected solutions reason_count |
 | count | formatted solutions by the tier that decided | tier/TIER |
@@ -158,5 +158,6 @@ def _call_sums(calls: Sequence[CallRecord]) -> MetricSums:
     for caller in CALLERS:
         chosen = [call for call in calls if CALLER.get(call.call, "verifier") == caller]
         means[f"truncated/{caller}"] = Mean.of(call.truncated for call in chosen)
+        means[f"response_length/{caller}"] = Mean.of(call.completion_tokens for call in chosen)
         counts[f"completion_tokens/{caller}"] = sum(call.completion_tokens for call in chosen)
     return MetricSums(means, counts)

@@ -109,6 +109,7 @@ def test_calls_by_type_and_by_caller():
     assert (found["unparsed/screen"], found["truncated/screen"]) == (1.0, 0.0)
     assert [found[f"completion_tokens/{who}"] for who in ("questioner", "solver", "verifier")] == [13, 7, 7]
     assert [found[f"truncated/{who}"] for who in ("questioner", "solver", "verifier")] == [0.5, 0.0, 0.5]
+    assert [found[f"response_length/{who}"] for who in ("questioner", "solver", "verifier")] == [6.5, 7.0, 3.5]
     assert found["calls/reason"] == 0
     assert "unparsed/reason" not in found
 

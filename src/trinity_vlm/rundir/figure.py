@@ -19,7 +19,7 @@ from trinity_vlm.rundir.windows import AccuracyPoint, Series, accuracy_points, m
 BLUE, ORANGE, GREEN, INK, GRID = "#0072B2", "#D55E00", "#009E73", "#222222", "#DDDDDD"
 """Okabe and Ito's colours, told apart with every common colour blindness: Questioner, Solver, held-out."""
 
-COLUMNS = 4
+COLUMNS = 3
 UNIT_LIMITS = (0.1, 0.2, 0.5, 1.0)
 """Upper ends of an axis from 0: small and large scores both use the height, and panels stay comparable over runs."""
 
@@ -41,6 +41,9 @@ PANELS = (
     Panel("p_sel", "candidates that were selected", (("p_sel", BLUE, ""),)),
     Panel("correct", "solutions matching the reference", (("correct", ORANGE, ""),)),
     Panel("reason", "reasoning seen by the Verifier", (("reason", ORANGE, ""),)),
+    Panel(
+        "tokens per solution", "how much the Solver writes", (("response_length/solver", ORANGE, ""),), unit_range=False
+    ),
     Panel(
         "retained rollouts",
         "completions trained on",

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from trinity_vlm.answers import Matcher
 from trinity_vlm.backbone import Backbone
-from trinity_vlm.backbone.loading import check_model, counts_pixels
+from trinity_vlm.backbone.loading import check_model
 from trinity_vlm.config import Config
 from trinity_vlm.ema import VerifierEma, make_ema
 from trinity_vlm.engine.protocol import Engine
@@ -17,8 +17,9 @@ from trinity_vlm.episode import Cast
 from trinity_vlm.errors import ConfigError
 from trinity_vlm.evaluation import load_problems
 from trinity_vlm.extensions import load_object
-from trinity_vlm.images import GridSize, ImageStream, open_source
+from trinity_vlm.images import ImageStream, open_source
 from trinity_vlm.roles import PromptSet, Questioner, Solver, Verifier
+from trinity_vlm.sizing import pixel_grid
 from trinity_vlm.trainer import Trainer
 from trinity_vlm.types import POLICY, VERIFIER
 from trinity_vlm.workers import Workers
@@ -87,11 +88,7 @@ def check(config: Config, workers: Workers | None = None) -> None:
 
 def open_stream(config: Config, backbone: Backbone, workers: Workers) -> ImageStream:
     """This worker's part of the images, at its beginning, resized once to the backbone's own grid."""
-    processor = backbone.processor.image_processor
-    grid = None
-    if counts_pixels(processor):
-        unit = processor.patch_size * processor.merge_size
-        grid = GridSize(unit, config.model.min_pixels, config.model.max_pixels)
+    grid = pixel_grid(backbone.processor, config.model)
     return ImageStream(open_source(config.images), config.images, config.seed, workers.rank, workers.world, grid)
 
 

@@ -18,9 +18,10 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, model_validator
 
 from trinity_vlm.errors import ConfigError
+from trinity_vlm.section import Section, Switch
 
 PRESET_PACKAGE = "trinity_vlm.presets"
 FORMAT_VERSION = 1
@@ -30,12 +31,6 @@ NonNegative = Annotated[int, Field(ge=0)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NonNegativeFloat = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-
-
-class Section(BaseModel):
-    """Base of all sections: unknown keys are refused, values can't change after validation."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
 
 
 class SamplingConfig(Section):
@@ -93,7 +88,7 @@ class ImagesConfig(Section):
     max_decode_pixels: Positive = Field(178_956_970, description="larger images are skipped, counted as 'too_large'")
     max_aspect_ratio: PositiveFloat = Field(100.0, description="longer images are skipped, counted as 'extreme_aspect'")
     max_skip_rate: Fraction = Field(0.2, description="a higher share of unreadable images in a window stops the run")
-    thumbnails: Literal["on", "off"] = Field("on", description="off keeps every pixel out of the run directory")
+    thumbnails: Switch = Field("on", description="off keeps every pixel out of the run directory")
     thumbnail_side: Positive = 128
 
 

@@ -204,7 +204,7 @@ class _Stage:
                 self.cast.verifier.parse_equivalence,
             )
             tier = Tier.MODEL if verdict.parsed else Tier.UNPARSED
-            return CorrectnessVerdict(verdict.match if verdict.parsed else 0, tier, "equivalence")
+            return CorrectnessVerdict(verdict.match if verdict.parsed else 0, tier, "equivalence", verdict.raw)
 
         formatted = [s for s in solutions if s.format_valid]
         verdicts = await asyncio.gather(*map(judged, formatted))
@@ -249,6 +249,7 @@ class _Stage:
             adopted_without_verdict=not verdict.parsed,
             attempts=attempts,
             justification=verdict.justification,
+            raw=verdict.raw,
         )
 
     def _consensus(self, question: str, solutions: Sequence[Solution]) -> Consensus | None:

@@ -14,6 +14,7 @@ from trinity_vlm.engine.protocol import GenerationRequest, Sampling
 from trinity_vlm.environments import open_environment
 from trinity_vlm.episode import Cast
 from trinity_vlm.errors import ConfigError
+from trinity_vlm.images import GridSize, load_image
 from trinity_vlm.images.single import read_image
 from trinity_vlm.rundir import Evaluation
 from trinity_vlm.seeds import derive_seed
@@ -32,21 +33,22 @@ class Problem:
     kind: str = ""
 
 
-def load_problems(config: EvaluationConfig) -> list[Problem]:
+def load_problems(config: EvaluationConfig, grid: GridSize | None = None) -> list[Problem]:
     """The held-out problems named by ``evaluation.source``: always the same ones for the same configuration.
 
+    grid: the training images' own, so that the Solver is examined on pixels sized as those it learns from
     Raises ConfigError when the source is unknown or a line of a jsonl file is not {image, question, answer}.
     """
     if config.source is None:
         return []
     scheme, separator, split = config.source.partition(":")
     if separator and not Path(config.source).exists():
-        environment = open_environment(scheme)
+        environment, images = open_environment(scheme), ImagesConfig(source=config.source)
         return [
-            Problem(ImageRecord(p.uid, p.image, config.source), p.question, p.answer, p.type)
+            Problem(ImageRecord(p.uid, load_image(p.image, images, grid), config.source), p.question, p.answer, p.type)
             for p in environment.problems(split, config.problems, PROBLEM_SEED)
         ]
-    problems = list(itertools.islice(_read_jsonl(Path(config.source)), config.problems))
+    problems = list(itertools.islice(_read_jsonl(Path(config.source), grid), config.problems))
     if not problems:
         raise ConfigError(f"evaluation.source={config.source!r}: the file holds no problem")
     return problems
@@ -92,7 +94,7 @@ def _lines(path: Path) -> list[str]:
         raise ConfigError(f"evaluation.source={str(path)!r}: not UTF-8 text ({error}); expected .jsonl") from None
 
 
-def _read_jsonl(path: Path) -> Iterator[Problem]:
+def _read_jsonl(path: Path, grid: GridSize | None) -> Iterator[Problem]:
     if not path.is_file():
         raise ConfigError(
             f"evaluation.source={str(path)!r}: no such file; expected 'microcosm:SPLIT' or a .jsonl file of "
@@ -107,4 +109,4 @@ def _read_jsonl(path: Path) -> Iterator[Problem]:
             image, question, answer = path.parent / row["image"], str(row["question"]), str(row["answer"])
         except (ValueError, KeyError, TypeError) as error:
             raise ConfigError(f"{path}:{number}: expected image, question and answer, got {error!r}") from None
-        yield Problem(read_image(image, images), question, answer)
+        yield Problem(read_image(image, images, grid), question, answer)

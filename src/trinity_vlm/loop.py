@@ -27,7 +27,7 @@ from trinity_vlm.assembly import System, assemble, open_stream
 from trinity_vlm.config import Config
 from trinity_vlm.episode import Cast, play_episode
 from trinity_vlm.errors import TrainingError
-from trinity_vlm.extensions import load_object
+from trinity_vlm.extensions import advantage_rule, score
 from trinity_vlm.metrics import Mean, MetricSums, metric_sums
 from trinity_vlm.recording import Recorder, Reporter, Silent, StepResult
 from trinity_vlm.recovery import restore
@@ -68,8 +68,8 @@ def outer_step(system: System, step: int) -> StepResult:
     seen = Counter(uid for uids in earlier for uid in uids)
     episodes = asyncio.run(play_episodes(images, step + 1, system.cast, seen))
     clock.lap("episodes")
-    scored = [score(episode, system.config) for episode in episodes]
-    rollouts = collect_rollouts(scored, load_object(system.config.rewards.advantages, "rewards.advantages"))
+    scored = [score(episode, system.config.rewards) for episode in episodes]
+    rollouts = collect_rollouts(scored, advantage_rule(system.config.rewards))
     update = system.trainer.update(rollouts, step)
     clock.lap("update")
     ema = system.ema.update(system.backbone.factors(POLICY))
@@ -93,13 +93,6 @@ async def play_episodes(
         coroutines.append(play_episode(image, step, cast, occurrence=seen[image.uid]))
         seen[image.uid] += 1
     return list(await asyncio.gather(*coroutines))
-
-
-def score(episode: Episode, config: Config) -> ScoredEpisode:
-    """Attach the rewards of Eqs. (1) and (2), or those of the user's own functions."""
-    questioner = load_object(config.rewards.questioner, "rewards.questioner")
-    solver = load_object(config.rewards.solver, "rewards.solver")
-    return ScoredEpisode(episode, questioner(episode, config.rewards), solver(episode, config.rewards))
 
 
 def check_that_images_matter(system: System, reporter: Reporter) -> None:

@@ -57,7 +57,7 @@ class Recorder:
         self.system = system
         self.run = run
         self.reporter = reporter
-        self.problems = load_problems(system.config.evaluation)
+        self.problems = load_problems(system.config.evaluation, system.stream.grid)
         self.trackers = open_trackers(system.config.tracking, run) if system.workers.is_main else []
         rows = run.read_metrics()
         self.has_start = bool(rows)
@@ -78,11 +78,10 @@ class Recorder:
     def record(self, step: int, result: StepResult) -> None:
         """Write everything of a finished step; raises CheckpointError or RunDirectoryError when the disk refuses."""
         config, workers = self.system.config, self.system.workers
-        scored = [item for part in workers.gather(result.scored) for item in part]
-        rollouts = [item for part in workers.gather(result.rollouts) for item in part]
+        tables = workers.gather_to_main(self.run.episode_table(result.scored, result.rollouts))
         improved = False
         if workers.is_main:
-            self.run.write_episodes(step, scored, rollouts)
+            self.run.write_episodes(step, tables)
             evaluation = self._evaluate(step) if self._due(step) else {}
             improved = evaluation.get("eval/accuracy", 0.0) > self.best
             self.best = max(self.best, evaluation.get("eval/accuracy", 0.0))

@@ -154,11 +154,15 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class CorrectnessVerdict:
-    """R_correct of one solution against the current reference, and the tier and rule that decided it."""
+    """R_correct of one solution against the current reference, and the tier and rule that decided it.
+
+    ``raw`` is what the Verifier wrote, where it was asked.
+    """
 
     correct: int
     tier: Tier
     rule: str = ""
+    raw: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,6 +208,7 @@ class Dispute:
     adopted_without_verdict: bool
     attempts: int
     justification: str = ""
+    raw: str = ""
 
     @property
     def overturned(self) -> bool:

@@ -67,3 +67,11 @@ class Workers:
         values: list[Any] = [None] * self.world
         dist.all_gather_object(values, value)
         return values
+
+    def gather_to_main(self, value: Any) -> list[Any]:
+        """Every worker's value in rank order on the main worker, nothing on the others (picklable values only)."""
+        if self.world == 1:
+            return [value]
+        values: list[Any] | None = [None] * self.world if self.is_main else None
+        dist.gather_object(value, values)
+        return values or []

@@ -28,6 +28,7 @@ from trinity_vlm.errors import ImageSourceError
 from trinity_vlm.images import (
     BadImage,
     DecodeLimits,
+    GridSize,
     ImageSource,
     ImageStream,
     Row,
@@ -443,8 +444,10 @@ def test_audit_counts_by_reason(tmp_path):
     config = make_source(tmp_path / "s", "folder", 30)
     for name, data in (("a.png", b""), ("b.png", b"junk"), ("c.png", encode(coloured(1, side=5)))):
         (tmp_path / "s" / name).write_bytes(data)
-    report = audit(open_source(config), DecodeLimits.from_config(config))
+    report = audit(open_source(config), config, GridSize(16, 16 * 32 * 32, 16 * 32 * 32))
     assert (report.num_checked, report.num_usable) == (33, 30)
+    assert report.stored == {(32, 32): 30}
+    assert report.resized == {(128, 128): 30}
     assert report.reasons == {"zero_bytes": 1, "undecodable": 1, "too_small": 1}
     assert sorted(report.examples) == [("a.png", "zero_bytes"), ("b.png", "undecodable"), ("c.png", "too_small")]
 
@@ -452,5 +455,5 @@ def test_audit_counts_by_reason(tmp_path):
 @pytest.mark.parametrize("kind", ["folder", "parquet", "tar"])
 def test_audit_samples_at_most_what_it_is_told(tmp_path, kind):
     config = make_source(tmp_path / "s", kind, 60)
-    report = audit(open_source(config), DecodeLimits.from_config(config), sample=25)
+    report = audit(open_source(config), config, sample=25)
     assert report.num_checked == report.num_usable == 25

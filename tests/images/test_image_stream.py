@@ -4,6 +4,7 @@ import json
 import random
 from itertools import chain
 
+import numpy as np
 import pyarrow.parquet as pq
 import pytest
 from image_factory import coloured, encode, index_of, make_source, noise, write_folder, write_parquet
@@ -21,6 +22,7 @@ from trinity_vlm.images import (
     decode_image,
     open_source,
 )
+from trinity_vlm.images.single import read_image
 
 KINDS = ["folder", "parquet", "tar"]
 CONFIG = ImagesConfig(source="memory")
@@ -293,3 +295,15 @@ def test_with_a_grid_every_image_leaves_the_stream_at_its_final_size(tmp_path):
     draft = decode_image(tmp_path / "photo.jpg", DecodeLimits.from_config(config, draft_pixels=1024 * 32**2))
     assert draft.size == (2000, 1500)
     assert pixels["photo.jpg"] == draft.resize((1152, 864), Image.Resampling.BICUBIC)
+
+
+def test_one_picture_read_from_a_file_has_the_pixels_of_the_stream(tmp_path):
+    """With a grid and without; a large JPEG, which the stream decodes at a reduced scale, and a small PNG."""
+    noise(1500, 900).save(tmp_path / "large.jpg")
+    noise(100, 40).save(tmp_path / "small.png")
+    config = ImagesConfig(source=str(tmp_path))
+    for grid in (None, GridSize(16, 128 * 128, 128 * 128), GridSize(32, 65_536, 131_072)):
+        for record in ImageStream(open_source(config), config, seed=0, grid=grid).take(2):
+            single = read_image(tmp_path / record.uid, config, grid)
+            assert np.array_equal(np.asarray(single.pixels), np.asarray(record.pixels))
+            assert grid is None or grid.min_pixels <= single.pixels.width * single.pixels.height <= grid.max_pixels

@@ -1,6 +1,7 @@
 """Bad input ends with exit code 2 and a text that names the fault; nothing half-made is left behind."""
 
 import json
+import re
 
 import pytest
 from loop_factory import picture, write_images
@@ -26,6 +27,7 @@ def refused(capsys, *arguments):
         (["ema.alpha=1.5"], "ema.alpha=1.5"),
         (["update.lr=fast"], "update.lr='fast'"),
         (["steps"], "not key=value"),
+        (["steps=yes"], "steps=True: must be an integer >= 1"),
         (["roles.prompts=/nowhere"], "/nowhere"),
         (["rewards.questioner=trinity_vlm.rewards:nothing"], "rewards.questioner"),
         (["engine.kind=no_such_engine:make"], "engine.kind"),
@@ -97,6 +99,38 @@ def test_dry_run_checks_and_writes_nothing(capsys, tmp_path):
         assert main(["train", preset, f"run_dir={run_dir}", f"images.source={folder}", "dry_run=true"]) == 0
     assert "no weights were loaded" in capsys.readouterr().out
     assert not run_dir.exists()
+
+
+def test_a_dry_run_tells_which_templates_are_the_users(capsys, tmp_path):
+    prompts = tmp_path / "prompts"
+    prompts.mkdir()
+    (prompts / "propose.system.jinja").write_text("Ask.")
+    folder = write_images(tmp_path / "pictures")
+    arguments = [f"images.source={folder}", f"roles.prompts={prompts}", "dry_run=true"]
+    assert main(["train", "tiny", *arguments]) == 0
+    shown = re.sub(r"[\s│]+", " ", capsys.readouterr().out)
+    assert "yours: propose.system.jinja" in shown
+    assert "11 from the set 'paper'" in shown
+
+
+def test_images_counts_good_and_bad_files_and_shows_sizes(capsys, tmp_path):
+    """One bad file of five is within images.max_skip_rate=0.2, two of six are not: exit codes 0 and 2."""
+    folder = write_images(tmp_path / "pictures", 4)
+    (folder / "a.png").write_bytes(b"nothing")
+    assert main(["images", str(folder), "--set", "model.min_pixels=4096", "--set", "model.max_pixels=4096"]) == 0
+    shown = capsys.readouterr().out
+    assert "images checked: 5, good: 4, bad: 1" in shown
+    assert "1 undecodable" in shown
+    assert "a.png: undecodable" in shown
+    assert re.search(r"128x128\W+4\W", shown)
+    assert re.search(r"64x64\W+4\W+16\W", shown)
+    (folder / "b.png").write_bytes(b"")
+    text = refused(capsys, "images", str(folder))
+    assert "2 of 6 images" in text
+    assert "images.max_skip_rate=0.2" in text
+    assert main(["images", str(folder), "--set", "images.max_skip_rate=0.5", "--sample", "3"]) == 0
+    assert "images checked: 3" in capsys.readouterr().out
+    assert "/no/such" in refused(capsys, "images", "/no/such")
 
 
 def test_resume_of_nothing_and_of_a_foreign_folder(capsys, tmp_path):

@@ -110,6 +110,7 @@ def test_the_three_tiers_decide_in_order():
     verdicts = [s.correctness for s in episode.solutions]
     assert [v.tier for v in verdicts] == [Tier.RULE, Tier.NUMERIC_GUARD, Tier.MODEL, Tier.UNPARSED]
     assert [v.correct for v in verdicts] == [1, 0, 1, 0]
+    assert [v.raw for v in verdicts] == ["", "", '{"match": 1}', "unreadable"]
     equivalence = [r for r in engine.requests if r.call is CallType.EQUIVALENCE]
     assert len(equivalence) == 2
     assert all(r.prompt.image is None for r in equivalence)
@@ -140,6 +141,7 @@ def test_the_verifier_may_keep_the_reference():
     episode, _ = play({CallType.SOLVE: [solution("4")], CallType.DISPUTE: [dispute("ref")]})
     assert episode.dispute is not None
     assert not episode.dispute.overturned
+    assert episode.dispute.raw == dispute("ref")
     assert episode.reference == "3"
     assert not episode.corr_a_revoked
 
@@ -149,6 +151,7 @@ def test_an_unparsed_dispute_adopts_the_majority_after_its_retries():
     assert calls(engine)[CallType.DISPUTE] == 3
     assert episode.dispute.adopted_without_verdict
     assert episode.dispute.attempts == 3
+    assert episode.dispute.raw == "mumble"
     assert episode.reference == "4"
 
 

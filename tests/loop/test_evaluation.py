@@ -4,17 +4,21 @@ import hashlib
 import json
 
 import pytest
-from loop_factory import write_images
+from loop_factory import small_config, write_images
 
 from trinity_vlm.answers import Matcher
+from trinity_vlm.assembly import assemble
+from trinity_vlm.cli.playing import _open
 from trinity_vlm.config import EvaluationConfig, MatcherConfig, RolesConfig, load_config
 from trinity_vlm.engine.scripted import ScriptedEngine
 from trinity_vlm.environments import open_environment
 from trinity_vlm.episode import Cast
 from trinity_vlm.errors import ConfigError
 from trinity_vlm.evaluation import evaluate_solver, load_problems
-from trinity_vlm.images import ImageStream, open_source
+from trinity_vlm.images import GridSize, ImageStream, open_source
+from trinity_vlm.recording import Recorder, Silent
 from trinity_vlm.roles import PromptSet, Questioner, Solver, Verifier
+from trinity_vlm.rundir import RunDirectory
 
 
 def cast_of(answers):
@@ -84,6 +88,32 @@ def test_a_bad_line_is_named_with_its_number(tmp_path, text):
     path.write_text(text)
     with pytest.raises(ConfigError, match=r"problems\.jsonl:1"):
         load_problems(EvaluationConfig(source=str(path)))
+
+
+def pixels(records):
+    return {record.uid: (record.pixels.size, digest(record.pixels)) for record in records}
+
+
+def test_training_evaluation_and_play_see_the_same_pixels(tmp_path):
+    """Of one folder, whose images are not of the model's size, by all three ways into a real run."""
+    folder = tmp_path / "pictures"
+    rows = [{"image": f"{i}.png", "question": "How many?", "answer": "3"} for i in range(2)]
+    source = write_problems(folder, rows)
+    settings = ["model.min_pixels=9216", "model.max_pixels=9216", f"images.source={folder}/[01].png", "steps=1"]
+    config = small_config(*settings, f"evaluation.source={source}")
+    with RunDirectory.create(tmp_path / "run", config) as run, assemble(config) as system:
+        trained = pixels(system.stream.take(2))
+        examined = pixels(problem.image for problem in Recorder(system, run, Silent()).problems)
+    played = pixels(_open(folder / f"{i}.png", None, "tiny", settings)[2] for i in range(2))
+    assert [size for size, _ in trained.values()] == [(96, 96)] * 2
+    assert trained == examined == played
+
+
+def test_problems_of_an_environment_are_sized_like_the_training_images_too():
+    config = EvaluationConfig(source="microcosm:evolve-heldout", problems=2)
+    grid = GridSize(16, 64 * 64, 64 * 64)
+    assert [p.image.pixels.size for p in load_problems(config, grid)] == [(64, 64)] * 2
+    assert [p.image.pixels.size for p in load_problems(config)] == [(128, 128)] * 2
 
 
 def test_an_unknown_source_says_what_is_expected():

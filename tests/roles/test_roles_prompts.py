@@ -112,15 +112,40 @@ def test_missing_stray_and_unreadable_folders_are_refused(tmp_path):
     """The message names what was found and what is allowed."""
     with pytest.raises(ConfigError, match=r"roles\.prompts='no/such'.*paper, short"):
         PromptSet.load("no/such")
-    with pytest.raises(ConfigError, match=r"no \*\.jinja file.*propose\.system\.jinja"):
+    with pytest.raises(ConfigError, match=r"no template.*propose\.system\.jinja"):
         PromptSet.load(str(tmp_path))
     (tmp_path / "solver.system.jinja").write_text("x")
-    with pytest.raises(ConfigError, match=r"unknown template solver\.system\.jinja"):
+    with pytest.raises(ConfigError, match=r"solver\.system\.jinja \(did you mean solve\.system\.jinja\?\)"):
         PromptSet.load(str(tmp_path))
     (tmp_path / "solver.system.jinja").unlink()
     (tmp_path / "solve.system.jinja").write_bytes(b"\xff\xfe")
     with pytest.raises(ConfigError, match="can't read"):
         PromptSet.load(str(tmp_path))
+
+
+@pytest.mark.parametrize("name", ["solve.systm.jinja", "solve.system.jinja2", "solve.system.txt", "solve.system"])
+def test_a_mistyped_file_is_refused_and_not_ignored(tmp_path, name):
+    """Also when its ending is wrong and beside a good template; hidden files are the system's and are left alone."""
+    (tmp_path / ".DS_Store").write_bytes(b"\xff")
+    (tmp_path / "screen.system.jinja").write_text("My own rubric.")
+    assert PromptSet.load(str(tmp_path)).text(CallType.SCREEN, "system") == "My own rubric."
+    (tmp_path / name).write_text("My own Solver.")
+    with pytest.raises(ConfigError, match=r"did you mean solve\.system\.jinja") as error:
+        PromptSet.load(str(tmp_path))
+    assert name in str(error.value)
+    assert "dispute.user.jinja" in str(error.value)
+
+
+def test_a_folder_says_which_templates_are_the_users(tmp_path):
+    """A partial folder, a full one and a shipped set, as the plan of a run shows them."""
+    (tmp_path / "solve.system.jinja").write_text("My own Solver.")
+    (tmp_path / "screen.system.jinja").write_text("My own rubric.")
+    text = PromptSet.load(str(tmp_path)).describe()
+    assert text == "yours: screen.system.jinja, solve.system.jinja; the other 10 from the set 'paper'"
+    for key, variables in TEMPLATE_VARIABLES.items():
+        (tmp_path / key).write_text("text " + " ".join("{{ " + v + " }}" for v in variables))
+    assert "the set" not in PromptSet.load(str(tmp_path)).describe()
+    assert PAPER.describe() == "the shipped set 'paper'"
 
 
 def test_digest_identifies_the_texts(tmp_path):

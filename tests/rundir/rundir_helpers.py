@@ -55,13 +55,15 @@ def make_scored(uid: str = "a.png", step: int = 1, token: int = 10) -> ScoredEpi
     malformed = Candidate(1, prompt, completion("dots", 12, finish="length"), False, "no_json", None, None)
     right = Solution(
         0, prompt, completion("three", 20, 21, 22), True, None, "I count three.", "3",
-        CorrectnessVerdict(1, Tier.RULE, "numbers"), CorrectnessVerdict(0, Tier.NUMERIC_GUARD, "numbers"),
+        CorrectnessVerdict(1, Tier.UNPARSED, "equivalence", "3 is 3"),
+        CorrectnessVerdict(0, Tier.NUMERIC_GUARD, "numbers"),
         ReasoningVerdict(True, 0.5, "fine", "{}"),
     )  # fmt: skip
     broken = Solution(1, prompt, completion("", 23), False, "no_box", None, None)
     episode = Episode(
         step, ImageRecord(uid, Image.new("RGB", (64, 32), (250, 20, 20)), f"/home/someone/{uid}"),
-        (question, malformed), 0, (right, broken), Dispute("2", "3", (0,), "majority", True, 3), "3",
+        (question, malformed), 0, (right, broken),
+        Dispute("2", "3", (0,), "majority", True, 3, "", "I can't tell"), "3",
         (CallRecord(CallType.PROPOSE, 3, 2, False, True), CallRecord(CallType.SCREEN, 5, 4, False, False)),
     )  # fmt: skip
     return ScoredEpisode(

@@ -17,7 +17,7 @@ def test_an_episode_comes_back_whole(tmp_path, config):
     """Every field of a hand-made episode with a malformed candidate and solution and an adopted dispute."""
     scored = make_scored()
     with RunDirectory.create(tmp_path / "a", config) as run:
-        run.write_episodes(1, [scored], make_rollouts(scored))
+        run.write_episodes(1, [run.episode_table([scored], make_rollouts(scored))])
     table = RunDirectory.open(tmp_path / "a").read_episodes(1)
     assert table.schema.equals(EPISODE_SCHEMA)
     (row,) = table.to_pylist()
@@ -35,15 +35,15 @@ def test_an_episode_comes_back_whole(tmp_path, config):
     assert (malformed["format_error"], malformed["screening"], malformed["advantage"]) == ("no_json", None, None)
     assert (malformed["finish_reason"], malformed["reward"]["total"]) == ("length", -0.5)
     right, broken = row["solutions"]
-    assert right["correctness"] == {"correct": 1, "tier": "rule", "rule": "numbers"}
-    assert right["correctness_before_dispute"] == {"correct": 0, "tier": "numeric_guard", "rule": "numbers"}
+    assert right["correctness"] == {"correct": 1, "tier": "unparsed", "rule": "equivalence", "raw": "3 is 3"}
+    assert right["correctness_before_dispute"] == {"correct": 0, "tier": "numeric_guard", "rule": "numbers", "raw": ""}
     assert right["reasoning_verdict"] == {"parsed": True, "score": 0.5, "justification": "fine", "raw": "{}"}
     assert (right["reasoning"], right["answer"], right["advantage"]) == ("I count three.", "3", -0.5)
     assert right["reward"] == {"fmt": 1, "correct": 1, "reason": 0.5, "total": 0.85}
     assert (broken["correctness"], broken["reasoning_verdict"], broken["advantage"]) == (None, None, None)
     assert row["dispute"] == {
         "reference": "2", "majority_answer": "3", "member_indices": [0], "winner": "majority",
-        "adopted_without_verdict": True, "attempts": 3, "justification": "",
+        "adopted_without_verdict": True, "attempts": 3, "justification": "", "raw": "I can't tell",
     }  # fmt: skip
     assert row["calls"] == [
         {"call": "propose", "prompt_tokens": 3, "completion_tokens": 2, "truncated": False, "parsed": True},
@@ -58,7 +58,7 @@ def test_thumbnails_are_small_and_can_be_switched_off(tmp_path):
     for setting in ("on", "off"):
         images = {"source": "photos", "thumbnails": setting, "thumbnail_side": 16}
         with RunDirectory.create(tmp_path / setting, make_config(images=images)) as run:
-            path = run.write_episodes(1, [make_scored()], [])
+            path = run.write_episodes(1, [run.episode_table([make_scored()], [])])
             (thumbnail,) = run.read_episodes(1)["thumbnail"].to_pylist()
         content = path.read_bytes()
         assert b"/home/someone" not in content
@@ -116,7 +116,7 @@ def test_a_rollout_of_no_episode_is_refused(field):
 def test_a_step_without_episodes_is_a_typed_empty_file(tmp_path, config):
     """Columns and types are there with no row; the format version is in the file."""
     with RunDirectory.create(tmp_path / "a", config) as run:
-        path = run.write_episodes(1, [], [])
+        path = run.write_episodes(1, [run.episode_table([], [])])
     table = pq.read_table(path)
     assert table.num_rows == 0
     assert table.schema.equals(EPISODE_SCHEMA)

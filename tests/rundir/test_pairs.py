@@ -45,8 +45,8 @@ def variants():
 @pytest.fixture
 def run(tmp_path):
     with RunDirectory.create(tmp_path / "run", make_config()) as run:
-        run.write_episodes(1, variants(), [])
-        run.write_episodes(12, [make_scored("late.png", step=12)], [])
+        run.write_episodes(1, [run.episode_table(variants(), [])])
+        run.write_episodes(12, [run.episode_table([make_scored("late.png", step=12)], [])])
     return run
 
 
@@ -91,7 +91,7 @@ def test_images_that_were_never_kept_cant_be_exported(tmp_path):
     """thumbnails=off and images=True contradict each other: named, and nothing is written."""
     config = make_config(images={"source": "photos", "thumbnails": "off"})
     with RunDirectory.create(tmp_path / "run", config) as run:
-        run.write_episodes(1, variants(), [])
+        run.write_episodes(1, [run.episode_table(variants(), [])])
     with pytest.raises(RunDirectoryError, match=r"images\.thumbnails=off"):
         export_pairs(run, tmp_path / "pairs.parquet", images=True)
     assert not (tmp_path / "pairs.parquet").exists()

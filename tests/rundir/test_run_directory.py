@@ -25,7 +25,7 @@ STORED_RUN = Path(__file__).parent / "data" / "run-v1"
 def write_step(run, step):
     """Everything a step leaves, in the loop's order."""
     scored = make_scored(step=step)
-    run.write_episodes(step, [scored], make_rollouts(scored))
+    run.write_episodes(step, [run.episode_table([scored], make_rollouts(scored))])
     run.write_evaluation(step, Evaluation((True, False), (True, True), ("count", "")))
     run.append_metrics(step, {"fact": step / 10})
     state = CheckpointState(step, {"policy": {"w": torch.full((8,), float(step))}}, {"step": step})
@@ -166,7 +166,7 @@ def test_reading_only_never_writes(tmp_path, config):
     for closed in (reader, run):
         for write in (
             lambda r: r.append_metrics(1, {}),
-            lambda r: r.write_episodes(1, [], []),
+            lambda r: r.write_episodes(1, [r.episode_table([], [])]),
             lambda r: r.write_evaluation(1, Evaluation((), (), ())),
             lambda r: r.truncate_after(0),
         ):
@@ -212,7 +212,7 @@ def test_a_damaged_or_missing_episode_file_is_named(tmp_path, config):
     with RunDirectory.create(tmp_path / "a", config) as run:
         with pytest.raises(RunDirectoryError, match="no episodes of step 9; this run has none"):
             run.read_episodes(9)
-        path = run.write_episodes(1, [make_scored()], [])
+        path = run.write_episodes(1, [run.episode_table([make_scored()], [])])
         path.write_bytes(path.read_bytes()[:100])
         with pytest.raises(RunDirectoryError, match=r"step-000001\.parquet: damaged"):
             run.read_episodes(1)
@@ -224,7 +224,10 @@ def test_a_full_disk_is_named_and_the_run_stays_whole(tmp_path, config, monkeypa
     """ENOSPC while writing episodes or metrics: the text gives path and free space; nothing half-written remains."""
     with RunDirectory.create(tmp_path / "a", config) as run:
         write_step(run, 1)
-        for write in (lambda: run.write_episodes(2, [make_scored()], []), lambda: run.append_metrics(2, {"fact": 1.0})):
+        for write in (
+            lambda: run.write_episodes(2, [run.episode_table([make_scored()], [])]),
+            lambda: run.append_metrics(2, {"fact": 1.0}),
+        ):
             with pytest.MonkeyPatch.context() as patch:
                 full_disk_at_call(1, patch.setattr)
                 with pytest.raises(RunDirectoryError, match=r"No space left on device; .* free on that disk"):

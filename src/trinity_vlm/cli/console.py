@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from trinity_vlm.config import Config
+from trinity_vlm.roles import PromptSet
 from trinity_vlm.rundir import Evaluation
 from trinity_vlm.statistics import Interval, paired_change
 
@@ -102,6 +103,7 @@ def plan(config: Config) -> Table:
     table = Table(title="plan", show_header=False, title_justify="left")
     table.add_row("model", config.model.path)
     table.add_row("images", str(config.images.source))
+    table.add_row("prompts", PromptSet.load(roles.prompts).describe())
     table.add_row("outer steps", f"{steps} x {per_step} images, G = {g}, K = {k}")
     table.add_row("policy completions", f"at most {policy_calls * steps:,}")
     table.add_row("Verifier calls", f"at most {verifier_calls * steps:,} (retries aside)")

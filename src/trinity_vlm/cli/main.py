@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from trinity_vlm import __version__
-from trinity_vlm.cli import demonstrating, exporting, keys, playing, training, warming
+from trinity_vlm.cli import demonstrating, exporting, keys, looking, playing, training, warming
 from trinity_vlm.errors import TrinityError, UserError
 
 EXIT_FAILURE, EXIT_USER, EXIT_INTERRUPT = 1, 2, 130
@@ -39,6 +39,7 @@ app.command("train")(training.train)
 app.command("resume")(training.resume)
 app.command("play")(playing.play)
 app.command("solve")(playing.solve)
+app.command("images")(looking.images)
 app.command("warmup")(warming.warmup)
 app.command("export")(exporting.export)
 app.command("keys")(keys.keys)

@@ -37,20 +37,18 @@ def play(
     trinity-vlm play photo.jpg --run runs/demo --save episode.parquet
     """
     from trinity_vlm.episode import play_episode
-    from trinity_vlm.loop import score
+    from trinity_vlm.extensions import advantage_rule, score
 
     players, config, record = _open(image, run, preset, settings)
     episode = asyncio.run(play_episode(record, 0, players.cast))
-    scored = score(episode, config)
+    scored = score(episode, config.rewards)
     show_episode(scored, Console())
     if save is not None:
         from trinity_vlm.advantages import collect_rollouts
-        from trinity_vlm.extensions import load_object
         from trinity_vlm.rundir import write_episode_file
 
         side = config.images.thumbnail_side if config.images.thumbnails == "on" else None
-        rule = load_object(config.rewards.advantages, "rewards.advantages")
-        write_episode_file(save, [scored], collect_rollouts([scored], rule), side)
+        write_episode_file(save, [scored], collect_rollouts([scored], advantage_rule(config.rewards)), side)
         Console().print(f"episode written to {save}")
     players.cast.matcher.close()
 
@@ -103,14 +101,16 @@ def solve(
 def _open(
     image: Path, run: Path | None, preset: str, settings: list[str] | None
 ) -> tuple[Players, Config, ImageRecord]:
-    """Players, configuration and the decoded image."""
+    """Players, configuration and the image as the model sees it; a bad one is refused before the weights load."""
     from trinity_vlm.assembly import open_players
     from trinity_vlm.images.single import read_image
     from trinity_vlm.recovery import load_adapters
+    from trinity_vlm.sizing import pixel_grid
 
     config = _settings(run, preset, settings or [])
-    record = read_image(image, config.images)
+    read_image(image, config.images, None)
     players = open_players(config)
+    record = read_image(image, config.images, pixel_grid(players.backbone.processor, config.model))
     if run is not None:
         load_adapters(players.backbone, RunDirectory.open(run))
     return players, config, record

@@ -8,7 +8,7 @@ records = stream.take(16)
 from trinity_vlm.images.audit import ImageAudit, audit
 from trinity_vlm.images.decode import BadImage, DecodeLimits, ImageData, decode_image
 from trinity_vlm.images.opening import open_source
-from trinity_vlm.images.resize import GridSize, resize_image, smart_resize, thumbnail
+from trinity_vlm.images.resize import GridSize, load_image, resize_image, smart_resize, thumbnail
 from trinity_vlm.images.source import ImageSource, Row, Unit, register_source, registered_sources
 from trinity_vlm.images.stream import ImageStream, StreamState
 
@@ -25,6 +25,7 @@ __all__ = [
     "Unit",
     "audit",
     "decode_image",
+    "load_image",
     "open_source",
     "register_source",
     "registered_sources",

@@ -1,52 +1,83 @@
-"""A quick look at a source before a run: what would be skipped, and why."""
+"""A look at a source before a run: what would be skipped and why, and the sizes that the model would see."""
 
 from __future__ import annotations
 
 import math
 import random
 from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 
+from trinity_vlm.config import ImagesConfig
 from trinity_vlm.images.decode import BadImage, DecodeLimits, decode_image
-from trinity_vlm.images.source import ImageSource, load_rows
+from trinity_vlm.images.resize import GridSize
+from trinity_vlm.images.source import ImageSource, Row, load_rows
 from trinity_vlm.seeds import derive_seed
 
 MIN_ROWS_PER_UNIT = 16
 MAX_EXAMPLES = 20
 
+Size = tuple[int, int]
 
-@dataclass(frozen=True, slots=True)
+
+@dataclass(slots=True)
 class ImageAudit:
-    """``num_checked`` images, ``num_usable`` of them decode; ``reasons`` counts the others (BadImage's slugs)."""
+    """What was found so far.
 
-    num_units: int
-    num_checked: int
-    num_usable: int
-    reasons: dict[str, int]
-    examples: tuple[tuple[str, str], ...]
+    stored, resized: how many usable images have each upright (width, height), before and after the grid's resize
+    reasons: how many could not be used, by BadImage's slugs; examples: (uid, reason) of the first 20
+    """
+
+    stored: Counter[Size] = field(default_factory=Counter)
+    resized: Counter[Size] = field(default_factory=Counter)
+    reasons: Counter[str] = field(default_factory=Counter)
+    examples: list[tuple[str, str]] = field(default_factory=list)
+
+    @property
+    def num_usable(self) -> int:
+        return self.stored.total()
+
+    @property
+    def num_checked(self) -> int:
+        return self.num_usable + self.reasons.total()
 
 
-def audit(source: ImageSource, limits: DecodeLimits, sample: int | None = None, seed: int = 0) -> ImageAudit:
-    """Decode every image, or a random ``sample`` of at most that many: up to 16 rows a unit, more when units are few,
-    so that few row groups are fetched."""
-    rng = random.Random(derive_seed(seed, "audit"))
-    units = rng.sample(source.units, len(source.units))
-    per_unit = None if sample is None else max(MIN_ROWS_PER_UNIT, math.ceil(sample / len(units)))
-    reasons: Counter[str] = Counter()
-    examples: list[tuple[str, str]] = []
-    num_checked = 0
-    for unit in units:
-        if sample is not None and num_checked >= sample:
-            break
+def audit(
+    source: ImageSource,
+    config: ImagesConfig,
+    grid: GridSize | None = None,
+    sample: int | None = None,
+    progress: Callable[[ImageAudit], None] = lambda report: None,
+) -> ImageAudit:
+    """Decode every image, or a random ``sample`` of at most that many; ``progress`` is told after each one."""
+    report, limits = ImageAudit(), DecodeLimits.from_config(config)
+    for row in _rows(source, sample):
+        try:
+            size = decode_image(row.read(), limits).size
+            resized = size if grid is None else grid.size_for(*size)
+        except BadImage as bad:
+            report.reasons[bad.reason] += 1
+            if len(report.examples) < MAX_EXAMPLES:
+                report.examples.append((row.uid, bad.reason))
+        else:
+            report.stored[size] += 1
+            report.resized[resized] += 1
+        progress(report)
+    return report
+
+
+def _rows(source: ImageSource, sample: int | None) -> Iterator[Row]:
+    """All rows, or a random sample: up to 16 of a unit, more when units are few, so that few row groups are fetched."""
+    if sample is None:
+        for unit in source.units:
+            yield from load_rows(unit)
+        return
+    rng, left = random.Random(derive_seed(0, "audit")), sample
+    per_unit = max(MIN_ROWS_PER_UNIT, math.ceil(sample / len(source.units)))
+    for unit in rng.sample(source.units, len(source.units)):
         rows = load_rows(unit)
-        rng.shuffle(rows)
-        room = None if sample is None else sample - num_checked
-        for row in rows[:per_unit][:room]:
-            num_checked += 1
-            try:
-                decode_image(row.read(), limits)
-            except BadImage as bad:
-                reasons[bad.reason] += 1
-                examples.append((row.uid, bad.reason))
-    num_usable = num_checked - reasons.total()
-    return ImageAudit(len(units), num_checked, num_usable, dict(reasons), tuple(examples[:MAX_EXAMPLES]))
+        chosen = rng.sample(rows, min(per_unit, left, len(rows)))
+        yield from chosen
+        left -= len(chosen)
+        if left == 0:
+            return

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 
 from PIL import Image
 
+from trinity_vlm.config import ImagesConfig
 from trinity_vlm.errors import ConfigError
-from trinity_vlm.images.decode import BadImage
+from trinity_vlm.images.decode import BadImage, DecodeLimits, ImageData, decode_image
 
 MAX_GRID_ASPECT = 200
 
@@ -22,6 +23,10 @@ class GridSize:
     unit: int
     min_pixels: int
     max_pixels: int
+
+    def size_for(self, width: int, height: int) -> tuple[int, int]:
+        """``smart_resize`` to this grid."""
+        return smart_resize(width, height, self.unit, self.min_pixels, self.max_pixels)
 
 
 def smart_resize(width: int, height: int, unit: int, min_pixels: int, max_pixels: int) -> tuple[int, int]:
@@ -82,6 +87,17 @@ def resize_image(image: Image.Image, unit: int, min_pixels: int, max_pixels: int
     """Resize to ``smart_resize`` of its size by bicubic interpolation; the same object when nothing changes."""
     size = smart_resize(image.width, image.height, unit, min_pixels, max_pixels)
     return image if size == image.size else image.resize(size, Image.Resampling.BICUBIC)
+
+
+def load_image(data: ImageData, config: ImagesConfig, grid: GridSize | None) -> Image.Image:
+    """Decode and, given a grid, resize: what the model sees of an image, whichever way the image came.
+
+    JPEGs far above the grid are decoded at a reduced scale. Raises BadImage.
+    """
+    if grid is None:
+        return decode_image(data, DecodeLimits.from_config(config))
+    pixels = decode_image(data, DecodeLimits.from_config(config, grid.max_pixels))
+    return resize_image(pixels, grid.unit, grid.min_pixels, grid.max_pixels)
 
 
 def thumbnail(image: Image.Image, side: int) -> bytes:

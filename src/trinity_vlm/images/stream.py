@@ -18,8 +18,8 @@ from typing import TypedDict
 
 from trinity_vlm.config import ImagesConfig
 from trinity_vlm.errors import ImageSourceError
-from trinity_vlm.images.decode import BadImage, DecodeLimits, decode_image
-from trinity_vlm.images.resize import GridSize, resize_image
+from trinity_vlm.images.decode import BadImage
+from trinity_vlm.images.resize import GridSize, load_image
 from trinity_vlm.images.source import ImageSource, Row, Unit, epoch_order, load_rows
 from trinity_vlm.seeds import derive_seed
 from trinity_vlm.types import ImageRecord
@@ -53,7 +53,7 @@ class StreamState(TypedDict):
 class ImageStream:
     """Images of ``source`` for one of ``world`` workers, for ever.
 
-    grid: when given, images are resized to it here, once; JPEGs far above it are decoded at a reduced scale
+    grid: when given, images are resized to it here, once
     skipped: how many images were passed over, by reason (BadImage); again in every epoch
     bad_examples: (uid, reason) of the first 200 of them
     served: how many images were handed out
@@ -74,9 +74,9 @@ class ImageStream:
         self.bad_examples: list[tuple[str, str]] = []
         self.served = 0
         self._source = source
-        self._limits = DecodeLimits.from_config(config, grid.max_pixels if grid else None)
+        self._config = config
         self._max_skip_rate = config.max_skip_rate
-        self._grid = grid
+        self.grid = grid
         self._worker, self._world = worker, world
         self._window: deque[bool] = deque(maxlen=SKIP_WINDOW)
         self._bad_streak = 0
@@ -163,9 +163,7 @@ class ImageStream:
         while True:
             row, unit = self._advance()
             try:
-                pixels = decode_image(row.read(), self._limits)
-                if self._grid is not None:
-                    pixels = resize_image(pixels, self._grid.unit, self._grid.min_pixels, self._grid.max_pixels)
+                pixels = load_image(row.read(), self._config, self.grid)
             except BadImage as bad:
                 self._count_bad(row.uid, bad.reason)
                 continue

@@ -6,8 +6,9 @@ of one kind shares the rubric, and all calls about one image share rubric and im
 
 from __future__ import annotations
 
+import difflib
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Literal
@@ -50,13 +51,17 @@ TEMPLATE_VARIABLES: Mapping[str, tuple[str, ...]] = {
 class PromptSet:
     """Twelve checked templates. Build one with ``PromptSet.load``."""
 
-    def __init__(self, name: str, texts: Mapping[str, str], origins: Mapping[str, str]) -> None:
+    def __init__(
+        self, name: str, texts: Mapping[str, str], origins: Mapping[str, str], own: Sequence[str] = ()
+    ) -> None:
         """``texts`` and ``origins`` (where each text was read, for messages) are keyed by template file name.
 
+        own: names of the templates that a user's folder gave
         Raises ConfigError for a template that does not compile, uses a variable its call does not have, or
         leaves one of its variables out.
         """
         self.name = name
+        self.own = tuple(own)
         self._texts = dict(texts)
         environment = ImmutableSandboxedEnvironment(
             loader=jinja2.DictLoader(self._texts),
@@ -75,13 +80,17 @@ class PromptSet:
         """
         paper = _read_shipped(BASE_SET)
         if name_or_folder in SHIPPED_SETS:
-            own = _read_shipped(name_or_folder)
             label = f"prompt set {name_or_folder!r}: "
-        else:
-            own = _read_folder(Path(name_or_folder))
-            label = f"{name_or_folder}/"
-        origins = {key: f"{label}{key}" for key in paper}
-        return cls(name_or_folder, paper | own, origins)
+            return cls(name_or_folder, _read_shipped(name_or_folder), {key: f"{label}{key}" for key in paper})
+        own = _read_folder(Path(name_or_folder))
+        return cls(name_or_folder, paper | own, {key: f"{name_or_folder}/{key}" for key in paper}, sorted(own))
+
+    def describe(self) -> str:
+        """Which prompts these are; of a folder, which templates it gave and where the others come from."""
+        if not self.own:
+            return f"the shipped set {self.name!r}"
+        rest = len(self._texts) - len(self.own)
+        return f"yours: {', '.join(self.own)}" + (f"; the other {rest} from the set {BASE_SET!r}" if rest else "")
 
     @property
     def digest(self) -> str:
@@ -133,6 +142,11 @@ def _read_shipped(name: str) -> dict[str, str]:
     return {key: folder.joinpath(key).read_text(encoding="utf-8") for key in TEMPLATE_VARIABLES}
 
 
+def _with_suggestion(name: str) -> str:
+    close = difflib.get_close_matches(name, TEMPLATE_VARIABLES, n=1)
+    return f"{name} (did you mean {close[0]}?)" if close else name
+
+
 def _read_folder(folder: Path) -> dict[str, str]:
     """The templates of a user's folder; ConfigError when it is missing, unreadable, empty, or holds a stray name."""
     if not folder.is_dir():
@@ -140,12 +154,18 @@ def _read_folder(folder: Path) -> dict[str, str]:
             f"roles.prompts={str(folder)!r}: neither a shipped set ({', '.join(SHIPPED_SETS)}) nor a folder; "
             "give the path of a folder with files such as solve.system.jinja"
         )
-    files = sorted(folder.glob("*.jinja"))
-    strays = [file.name for file in files if file.name not in TEMPLATE_VARIABLES]
-    if strays or not files:
-        found = f"unknown template {', '.join(strays)}" if strays else "no *.jinja file"
-        raise ConfigError(f"roles.prompts={str(folder)!r}: {found}; templates are {', '.join(TEMPLATE_VARIABLES)}")
     try:
-        return {file.name: file.read_text(encoding="utf-8") for file in files}
+        texts = {
+            file.name: file.read_text(encoding="utf-8") if file.name in TEMPLATE_VARIABLES else ""
+            for file in sorted(folder.iterdir())
+            if not file.name.startswith(".")
+        }
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"roles.prompts={str(folder)!r}: can't read a template: {error}") from error
+    strays = [name for name in texts if name not in TEMPLATE_VARIABLES]
+    if strays or not texts:
+        found = f"unknown template {', '.join(map(_with_suggestion, strays[:5]))}" if strays else "no template"
+        raise ConfigError(
+            f"roles.prompts={str(folder)!r}: {found}; it may hold {', '.join(TEMPLATE_VARIABLES)} and nothing else"
+        )
+    return texts

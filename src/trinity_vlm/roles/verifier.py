@@ -34,6 +34,7 @@ class EquivalenceVerdict:
 
     parsed: bool
     match: int
+    raw: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +44,7 @@ class DisputeVerdict:
     parsed: bool
     winner: Literal["ref", "majority"] | None
     justification: str = ""
+    raw: str = ""
 
 
 def verdict_schemas(justification_chars: int) -> dict[CallType, dict[str, Any]]:
@@ -133,7 +135,7 @@ class Verifier:
     def parse_equivalence(self, completion: Completion) -> EquivalenceVerdict:
         """match; 0 when unparsed."""
         match = _level(_only_verdict(completion.text, ("match",)).get("match"), BINARY)
-        return EquivalenceVerdict(False, 0) if match is None else EquivalenceVerdict(True, int(match))
+        return EquivalenceVerdict(match is not None, int(match or 0), completion.text)
 
     def parse_dispute(self, completion: Completion) -> DisputeVerdict:
         """The winner, read behind the closed thinking block; without one the Verifier has not solved the question."""
@@ -142,8 +144,8 @@ class Verifier:
         winner = verdict.get("correct_answer")
         winner = winner.strip().lower() if isinstance(winner, str) else None
         if winner not in WINNERS:
-            return DisputeVerdict(False, None)
-        return DisputeVerdict(True, cast(Literal["ref", "majority"], winner), verdict["justification"])
+            return DisputeVerdict(False, None, raw=completion.text)
+        return DisputeVerdict(True, cast(Literal["ref", "majority"], winner), verdict["justification"], completion.text)
 
 
 def _closed_object(**properties: Mapping[str, Any]) -> dict[str, Any]:

@@ -145,15 +145,22 @@ class RunDirectory:
         """One mapping per step, ascending, ``"step"`` among its keys; null comes back as NaN."""
         return self._metrics.read()
 
-    def write_episodes(self, step: int, scored: Sequence[ScoredEpisode], rollouts: Sequence[Rollout]) -> Path:
-        """Write all episodes of ``step`` in one file, those without any retained rollout too.
+    def episode_table(self, scored: Sequence[ScoredEpisode], rollouts: Sequence[Rollout]) -> pa.Table:
+        """Episodes as they are stored: of their pixels there are thumbnails at most. Needs no lock.
 
-        Raises RunDirectoryError for a rollout of no episode, a full disk, or a run opened for reading.
+        Raises RunDirectoryError for a rollout of no episode.
         """
-        self._require_writable()
         images = self.config.images
         side = images.thumbnail_side if images.thumbnails == "on" else None
-        return self._write_table(EPISODES, step, build_episode_table(scored, rollouts, side))
+        return build_episode_table(scored, rollouts, side)
+
+    def write_episodes(self, step: int, parts: Sequence[pa.Table]) -> Path:
+        """Write all episodes of ``step``, the ``episode_table`` of each worker, in one file.
+
+        Raises RunDirectoryError for a full disk, or a run opened for reading.
+        """
+        self._require_writable()
+        return self._write_table(EPISODES, step, pa.concat_tables(parts))
 
     def episode_steps(self) -> list[int]:
         """Steps with an episode file, ascending."""

@@ -43,7 +43,7 @@ _SCREENING = pa.struct(
         ("raw", pa.string()),
     ]
 )
-_CORRECTNESS = pa.struct([("correct", pa.int8()), ("tier", pa.string()), ("rule", pa.string())])
+_CORRECTNESS = pa.struct([("correct", pa.int8()), ("tier", pa.string()), ("rule", pa.string()), ("raw", pa.string())])
 _REASONING = pa.struct(
     [("parsed", pa.bool_()), ("score", pa.float64()), ("justification", pa.string()), ("raw", pa.string())]
 )
@@ -86,6 +86,7 @@ _DISPUTE = pa.struct(
         ("adopted_without_verdict", pa.bool_()),
         ("attempts", pa.int32()),
         ("justification", pa.string()),
+        ("raw", pa.string()),
     ]
 )
 _CALL = pa.struct(

@@ -1,0 +1,43 @@
+"""The base of all configuration sections: closed, frozen, and no boolean where a number is meant."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationInfo, field_validator
+from pydantic_core import PydanticCustomError
+
+_BOUNDS = {"minimum": ">=", "exclusiveMinimum": ">", "maximum": "<=", "exclusiveMaximum": "<"}
+
+
+def _unquoted(value: Any) -> Any:
+    return ("off", "on")[value] if isinstance(value, bool) else value
+
+
+Switch = Annotated[Literal["on", "off"], BeforeValidator(_unquoted)]
+"""YAML reads an unquoted on or off as a boolean."""
+
+
+class Section(BaseModel):
+    """Unknown keys are refused, values can't change after validation."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _no_boolean_for_a_number(cls, value: Any, info: ValidationInfo) -> Any:
+        """Pydantic would take a boolean for 1 or 0."""
+        name = str(info.field_name)
+        if isinstance(value, bool) and (expected := _number_range(cls, name)):
+            raise PydanticCustomError("boolean", f"must be {expected}, no boolean (YAML reads yes and no as such)")
+        return value
+
+
+def _number_range(section: type[Section], name: str) -> str | None:
+    """What a numeric field takes, for example ``"an integer >= 1"``; None for any other field."""
+    schema = section.model_json_schema()["properties"][name]
+    for kind in schema.get("anyOf", [schema]):
+        if kind.get("type") in ("integer", "number"):
+            bounds = " and ".join(f"{sign} {kind[bound]:g}" for bound, sign in _BOUNDS.items() if bound in kind)
+            return f"{'an integer' if kind['type'] == 'integer' else 'a number'} {bounds}".rstrip()
+    return None

@@ -1,0 +1,49 @@
+"""What counts as a number, a boolean and a switch in settings."""
+
+import pytest
+
+from trinity_vlm.config import load_config
+from trinity_vlm.errors import ConfigError
+
+
+@pytest.mark.parametrize(
+    ("override", "expected"),
+    [
+        ("steps=yes", "steps=True: must be an integer >= 1, no boolean"),
+        ("seed=no", "seed=False: must be an integer, no boolean"),
+        ("ema.rank=true", "ema.rank=True: must be an integer >= 1, no boolean"),
+        ("ema.alpha=on", "ema.alpha=True: must be a number >= 0 and <= 1, no boolean"),
+        ("update.lr=off", "update.lr=False: must be a number > 0, no boolean"),
+        ("matcher.relative_tolerance=no", "matcher.relative_tolerance=False: must be a number >= 0 and < 1"),
+        ("roles.policy_sampling.top_k=yes", "roles.policy_sampling.top_k=True: must be an integer >= 0"),
+    ],
+)
+def test_a_boolean_is_no_number(override, expected, tmp_path):
+    """The error names key, value and range, from the command line and from a file alike."""
+    with pytest.raises(ConfigError) as error:
+        load_config("tiny", [override])
+    assert expected in str(error.value)
+    *sections, leaf = override.split("=")[0].split(".")
+    lines = ["model: {path: tiny}", "images: {source: photos}"] if sections[:1] != ["model"] else []
+    lines += [f"{'  ' * depth}{name}:" for depth, name in enumerate(sections)]
+    lines += [f"{'  ' * len(sections)}{leaf}: {override.split('=')[1]}"]
+    file = tmp_path / "run.yaml"
+    file.write_text("\n".join(lines))
+    with pytest.raises(ConfigError) as error:
+        load_config(file)
+    assert expected in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("override", "value"), [("steps=20", 20), ("steps='20'", 20), ("steps=1e2", 100), ("steps=2e1", 20)]
+)
+def test_numbers_in_strings_are_numbers(override, value):
+    assert load_config("tiny", [override]).steps == value
+
+
+def test_booleans_stay_booleans_and_switches_need_no_quotes():
+    """YAML reads an unquoted off as false; images.thumbnails means the word."""
+    config = load_config("tiny", ["roles.disputes=no", "dry_run=yes", "images.thumbnails=off", "ema.rank=null"])
+    assert (config.roles.disputes, config.dry_run, config.images.thumbnails) == (False, True, "off")
+    assert config.ema.rank is None
+    assert load_config("tiny", ["images.thumbnails=on"]).images.thumbnails == "on"

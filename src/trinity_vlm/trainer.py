@@ -24,6 +24,9 @@ from trinity_vlm.workers import Workers
 SHARED_ROW_TOKENS = 1024
 """Longest row that shares a prompt: attention within a row costs the square of its length."""
 
+LENGTH_SPREAD = 1.5
+"""A micro-batch's longest row is at most this many times its shortest: the rest would be padding."""
+
 
 def learning_rate(base: float, step: int, total: int, warmup: int) -> float:
     """Linear warm-up over ``warmup`` outer steps, then cosine to 0 at ``total`` (A.2; the floor of 0 is our choice).
@@ -188,7 +191,8 @@ class Trainer:
         """Rows of similar length side by side, at most ``tokens_per_microbatch`` padded tokens (one row at least)."""
         batch: list[_Pack] = []
         for pack in sorted(self._packs(items), key=lambda p: p.length, reverse=True):
-            if batch and batch[0].length * (len(batch) + 1) > self.config.tokens_per_microbatch:
+            too_many = batch and batch[0].length * (len(batch) + 1) > self.config.tokens_per_microbatch
+            if too_many or (batch and batch[0].length > LENGTH_SPREAD * pack.length):
                 yield batch
                 batch = []
             batch.append(pack)

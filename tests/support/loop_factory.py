@@ -61,6 +61,16 @@ def largest_difference(left, right):
     return max(float((left[name] - right[name]).abs().max()) for name in left)
 
 
+def relative_difference(start, left, right):
+    """Euclidean distance between two results of an update, over the length of the way from ``start`` to the first.
+
+    Not the largest difference: Adam's first step divides each gradient by its own size, rounding noise included.
+    """
+    apart = sum(float((left[name] - right[name]).square().sum()) for name in start)
+    moved = sum(float((left[name] - start[name]).square().sum()) for name in start)
+    return (apart / moved) ** 0.5
+
+
 def write_images(folder: Path, count=4):
     """PNG files in a folder, as a user's own pictures."""
     folder.mkdir(parents=True, exist_ok=True)

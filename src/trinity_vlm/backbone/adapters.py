@@ -124,7 +124,8 @@ class Adapters:
             return
         for module in self._layers.values():
             base, delta = module.get_base_layer(), module.get_delta_weight(name)
-            module.forward = partial(F.linear, weight=base.weight.detach() + delta.detach(), bias=base.bias)
+            weight = (base.weight.detach() + delta.detach()).t().contiguous().t()
+            module.forward = partial(F.linear, weight=weight, bias=base.bias)
         for norm in self._norms:
             norm.forward = partial(
                 F.rms_norm, normalized_shape=norm.weight.shape, weight=norm.weight, eps=norm.variance_epsilon

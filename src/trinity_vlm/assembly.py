@@ -11,7 +11,10 @@ from trinity_vlm.backbone.loading import check_model
 from trinity_vlm.config import Config
 from trinity_vlm.ema import VerifierEma, make_ema
 from trinity_vlm.engine.protocol import Engine
+from trinity_vlm.engine.routed import RoutedEngine
 from trinity_vlm.engine.transformers_engine import TransformersEngine
+from trinity_vlm.engine.vllm.engine import VllmEngine
+from trinity_vlm.engine.vllm.library import check_installed
 from trinity_vlm.environments import Environment, environment_of
 from trinity_vlm.episode import Cast
 from trinity_vlm.errors import ConfigError
@@ -56,13 +59,18 @@ class System:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        self.cast.matcher.close()
+        self.cast.close()
 
     def serve(self, version: int) -> None:
         """Put the current policy and the Verifier's average into the engine, as two adapters of one base."""
         self.backbone.set_factors(VERIFIER, self.ema.factors())
-        for name in (POLICY, VERIFIER):
-            self.engine.load_adapter(name, version, self.backbone.adapter_state(name))
+        serve_adapters(self.engine, self.backbone, version)
+
+
+def serve_adapters(engine: Engine, backbone: Backbone, version: int) -> None:
+    """Let the engine speak with the backbone's adapters as they are now."""
+    for name in (POLICY, VERIFIER):
+        engine.load_adapter(name, version, backbone.adapter_state(name))
 
 
 def check(config: Config, workers: Workers | None = None) -> None:
@@ -80,10 +88,22 @@ def check(config: Config, workers: Workers | None = None) -> None:
     PromptSet.load(config.roles.prompts)
     for key in ("questioner", "solver", "advantages"):
         load_object(getattr(config.rewards, key), f"rewards.{key}")
-    if config.engine.kind != "transformers":
-        load_object(config.engine.kind, "engine.kind")
+    _check_engines(config)
     load_problems(config.evaluation.model_copy(update={"problems": 1}))
     open_source(config.images)
+
+
+def _check_engines(config: Config) -> None:
+    from trinity_vlm.engine.openai import check_servers
+
+    if config.engine.servers is not None:
+        check_servers(config.engine.servers, "engine.servers", context=config.model.context)
+    elif config.engine.kind == "vllm":
+        check_installed()
+    elif config.engine.kind != "transformers":
+        load_object(config.engine.kind, "engine.kind")
+    if config.roles.verifier_engine is not None:
+        check_servers(config.roles.verifier_engine, "roles.verifier_engine")
 
 
 def open_stream(config: Config, backbone: Backbone, workers: Workers) -> ImageStream:
@@ -113,11 +133,17 @@ def assemble(config: Config, workers: Workers | None = None) -> System:
 
 def open_players(config: Config) -> Players:
     """The backbone with both adapters at their start, and the three roles over its engine."""
+    backbone, ema = open_backbone(config)
+    return Players(backbone, make_cast(config, _make_engine(config, backbone)), ema)
+
+
+def open_backbone(config: Config) -> tuple[Backbone, VerifierEma]:
+    """The backbone with both adapters at their start, and the average that the Verifier follows; no engine."""
     backbone = Backbone.load(config.model, config.lora, config.seed)
     ema = make_ema(config.ema, backbone.factors(POLICY), config.ema_rank)
     ranks = ema.ranks()
     backbone.add_adapter(VERIFIER, ranks, alpha=float(max(ranks.values())))
-    return Players(backbone, make_cast(config, _make_engine(config, backbone)), ema)
+    return backbone, ema
 
 
 def make_cast(config: Config, engine: Engine) -> Cast:
@@ -135,12 +161,28 @@ def make_cast(config: Config, engine: Engine) -> Cast:
 
 
 def _make_engine(config: Config, backbone: Backbone) -> Engine:
+    """The engine of the run; a Verifier that is another model is asked through its own."""
+    own = _own_engine(config, backbone)
+    if config.roles.verifier_engine is None:
+        return own
+    from trinity_vlm.engine.openai import OpenAIEngine
+
+    return RoutedEngine(own, {VERIFIER: OpenAIEngine(config.roles.verifier_engine, "roles.verifier_engine")})
+
+
+def _own_engine(config: Config, backbone: Backbone) -> Engine:
+    if config.engine.servers is not None:
+        from trinity_vlm.engine.openai import OpenAIEngine
+
+        return OpenAIEngine(config.engine.servers, "engine.servers", backbone)
     if config.engine.kind == "transformers":
         return TransformersEngine(
             backbone,
             max_batch_sequences=config.engine.max_batch_sequences,
             cuda_graphs=config.engine.cuda_graphs,
         )
+    if config.engine.kind == "vllm":
+        return VllmEngine(backbone, config.model, config.engine.vllm, config.engine.max_batch_sequences)
     return load_object(config.engine.kind, "engine.kind")(backbone, config)
 
 

@@ -20,17 +20,12 @@ from typing import Annotated, Any, Literal
 import yaml
 from pydantic import Field, ValidationError, model_validator
 
+from trinity_vlm.engine_settings import ServersConfig, VerifierEngineConfig, VllmConfig
 from trinity_vlm.errors import ConfigError
-from trinity_vlm.section import Section, Switch
+from trinity_vlm.section import Fraction, NonNegative, NonNegativeFloat, Positive, PositiveFloat, Section, Switch
 
 PRESET_PACKAGE = "trinity_vlm.presets"
 FORMAT_VERSION = 1
-
-Positive = Annotated[int, Field(ge=1)]
-NonNegative = Annotated[int, Field(ge=0)]
-Fraction = Annotated[float, Field(ge=0, le=1)]
-PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-NonNegativeFloat = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
 class SamplingConfig(Section):
@@ -115,6 +110,9 @@ class RolesConfig(Section):
     reason_scope: Literal["all", "correct"] = Field(
         "all", description="correct: skip the reasoning score of wrong solutions"
     )
+    verifier_engine: VerifierEngineConfig | None = Field(
+        None, description="another model as Verifier: {kind: openai, urls: [...], model: ...}; unset: the run's own"
+    )
 
     @model_validator(mode="after")
     def _disputes_need_two(self) -> RolesConfig:
@@ -186,9 +184,23 @@ class EmaConfig(Section):
 class EngineConfig(Section):
     """The generation backend."""
 
-    kind: str = Field("transformers", description="'transformers', or the import path of your own Engine factory")
+    kind: str = Field(
+        "transformers",
+        description="'transformers', 'vllm' (in this process), 'openai' (servers), or the import path of your own",
+    )
+    vllm: VllmConfig = VllmConfig()
+    servers: ServersConfig | None = Field(None, description="of kind 'openai': {urls: [...], model: ...}")
     max_batch_sequences: Positive = Field(256, description="sequences decoded side by side")
     cuda_graphs: bool = Field(True, description="on a GPU: static cache and captured decode step")
+
+    @model_validator(mode="after")
+    def _servers_of_openai(self) -> EngineConfig:
+        if (self.kind == "openai") != (self.servers is not None):
+            raise ValueError(
+                f"engine.kind={self.kind!r} with engine.servers {'unset' if self.servers is None else 'set'}: 'openai' "
+                "needs engine.servers={urls: [...], model: ...}, other kinds take none"
+            )
+        return self
 
 
 class CheckpointConfig(Section):

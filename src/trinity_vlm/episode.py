@@ -62,6 +62,11 @@ class Cast:
     config: RolesConfig
     run_seed: int
 
+    def close(self) -> None:
+        """End the matcher's processes and whatever the engine holds (connections, threads, files)."""
+        self.matcher.close()
+        self.engine.close()
+
 
 async def play_episode(image: ImageRecord, step: int, cast: Cast, occurrence: int = 0) -> Episode:
     """Play the whole episode of one image.

@@ -23,20 +23,18 @@ from contextlib import closing
 import psutil
 
 from trinity_vlm.advantages import collect_rollouts
-from trinity_vlm.assembly import System, assemble, open_stream
+from trinity_vlm.assembly import System, assemble
 from trinity_vlm.config import Config
 from trinity_vlm.episode import Cast, play_episode
-from trinity_vlm.errors import TrainingError
 from trinity_vlm.extensions import advantage_rule, score
 from trinity_vlm.metrics import Mean, MetricSums, metric_sums
+from trinity_vlm.preflight import check_that_images_matter, check_that_the_engine_agrees
 from trinity_vlm.recording import Recorder, Reporter, Silent, StepResult
 from trinity_vlm.recovery import restore
 from trinity_vlm.rundir import RunDirectory
 from trinity_vlm.truth import truth_sums
 from trinity_vlm.types import POLICY, Episode, ImageRecord, Rollout, ScoredEpisode
 from trinity_vlm.workers import Workers
-
-BLANK_IMAGE_GAP = 1e-4
 
 
 def evolve(config: Config, run: RunDirectory, reporter: Reporter | None = None) -> None:
@@ -52,6 +50,7 @@ def evolve(config: Config, run: RunDirectory, reporter: Reporter | None = None) 
         system.serve(done)
         reporter.note(system.backbone.describe_trainable())
         check_that_images_matter(system, reporter)
+        check_that_the_engine_agrees(system, reporter)
         with closing(Recorder(system, run, reporter)) as recorder:
             if done == 0:
                 recorder.record_start()
@@ -95,19 +94,6 @@ async def play_episodes(
     return list(await asyncio.gather(*coroutines))
 
 
-def check_that_images_matter(system: System, reporter: Reporter) -> None:
-    """Stop before step 1 when the update would not see the pixels: a blank image must change log-probabilities."""
-    (image,) = open_stream(system.config, system.backbone, system.workers).take(1)
-    gap = system.backbone.blank_image_gap(system.cast.questioner.prompt(image))
-    reporter.note(f"blank-image check: log-probabilities move by {gap:.3g} nat a token without the image")
-    if gap < BLANK_IMAGE_GAP:
-        raise TrainingError(
-            f"log-probabilities move by only {gap:.3g} nat a token (at least {BLANK_IMAGE_GAP} expected) when the "
-            f"image {image.uid} is replaced by a blank one: the model is not looking at its input; "
-            "check model.path and its processor"
-        )
-
-
 def _merge(system: System, scored: Sequence[ScoredEpisode], rollouts: Sequence[Rollout]) -> dict[str, float]:
     """Episode metrics over all workers, with ground truth where the images' scenes are known.
 
@@ -125,9 +111,11 @@ def _merge(system: System, scored: Sequence[ScoredEpisode], rollouts: Sequence[R
 
 
 def _failures(system: System) -> dict[str, int]:
-    """What went wrong quietly: symbolic comparisons given up since the (re)start, images skipped since step 1."""
+    """What went wrong quietly: symbolic comparisons given up and requests sent again since the (re)start, images
+    skipped since step 1."""
     counters = system.cast.matcher.counters
     counts = {"symbolic/timeouts": counters.timeouts, "symbolic/failures": counters.failures}
+    counts |= {f"engine/{what}": number for what, number in getattr(system.engine, "counters", {}).items()}
     return counts | {f"images/skipped/{reason}": number for reason, number in system.stream.skipped.items()}
 
 

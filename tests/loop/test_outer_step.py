@@ -252,7 +252,9 @@ def test_each_verifier_average_follows_its_rule_and_resumes_to_the_same_bits(kin
 
 def test_alternating_roles_resume_to_the_same_bits(tmp_path):
     """Step 1 trains the Solver's rollouts, step 2 the Questioner's, also when step 2 is a resumed one."""
-    untouched, killed = killed_and_untouched(small_config("update.schedule=alternating", NO_EVALUATION), tmp_path)
+    untouched, killed = killed_and_untouched(
+        small_config("seed=1", "update.schedule=alternating", NO_EVALUATION), tmp_path
+    )
     assert_same_bits(untouched, killed)
     first, second = killed.read_metrics()
     assert first["trained_rollouts"] == first["retained/solver"] > 0

@@ -49,12 +49,12 @@ def export(
         count = export_pairs(run, out, images=images)
         console.print(f"{count} verified question-answer pairs written to {out}")
         return
-    from trinity_vlm.assembly import open_players
+    from trinity_vlm.assembly import open_backbone
     from trinity_vlm.backbone.export import save_adapter, save_merged
     from trinity_vlm.recovery import load_adapters
     from trinity_vlm.types import POLICY
 
-    backbone = open_players(run.config).backbone
+    backbone = open_backbone(run.config)[0]
     step = load_adapters(backbone, run)
     if what is What.ADAPTER:
         save_adapter(backbone, POLICY, out)

@@ -50,7 +50,7 @@ def play(
         side = config.images.thumbnail_side if config.images.thumbnails == "on" else None
         write_episode_file(save, [scored], collect_rollouts([scored], advantage_rule(config.rewards)), side)
         Console().print(f"episode written to {save}")
-    players.cast.matcher.close()
+    players.cast.close()
 
 
 def solve(
@@ -93,7 +93,7 @@ def solve(
         console.print(f"[bold]answer:[/] {escape(parsed.answer or '')}", highlight=False)
     else:
         console.print(Panel(escape(completion.text), title=f"malformed: {parsed.error}", title_align="left"))
-    players.cast.matcher.close()
+    players.cast.close()
     if not parsed.format_valid:
         raise typer.Exit(1)
 
@@ -102,7 +102,7 @@ def _open(
     image: Path, run: Path | None, preset: str, settings: list[str] | None
 ) -> tuple[Players, Config, ImageRecord]:
     """Players, configuration and the image as the model sees it; a bad one is refused before the weights load."""
-    from trinity_vlm.assembly import open_players
+    from trinity_vlm.assembly import open_players, serve_adapters
     from trinity_vlm.images.single import read_image
     from trinity_vlm.recovery import load_adapters
     from trinity_vlm.sizing import pixel_grid
@@ -112,7 +112,7 @@ def _open(
     players = open_players(config)
     record = read_image(image, config.images, pixel_grid(players.backbone.processor, config.model))
     if run is not None:
-        load_adapters(players.backbone, RunDirectory.open(run))
+        serve_adapters(players.cast.engine, players.backbone, load_adapters(players.backbone, RunDirectory.open(run)))
     return players, config, record
 
 

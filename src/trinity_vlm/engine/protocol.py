@@ -75,6 +75,10 @@ class Engine(Protocol):
         """
         ...
 
+    def close(self) -> None:
+        """Let go of processes, files and connections; nothing may be asked afterwards. Harmless when called twice."""
+        ...
+
     def load_adapter(self, name: str, version: int, state: Mapping[str, torch.Tensor]) -> None:
         """Replace adapter ``name`` by ``state`` (PEFT keys). No request may be in flight.
 

@@ -54,6 +54,9 @@ class ScriptedEngine:
         prompt_ids = fake_token_ids("".join(m.text for m in request.prompt.messages) + request.prompt.assistant_prefix)
         return [scripted_completion(text, prompt_ids, request.want_logprobs) for text in texts]
 
+    def close(self) -> None:
+        """Nothing to let go of."""
+
     def load_adapter(self, name: str, version: int, state: Mapping[str, torch.Tensor]) -> None:
         """Take note of the load."""
         self.loaded.append((name, version))

@@ -98,6 +98,9 @@ class TransformersEngine:
                     self._waiting.remove(job)
         return self._completions(job)
 
+    def close(self) -> None:
+        """Nothing to let go of: the model belongs to the backbone."""
+
     def load_adapter(self, name: str, version: int, state: Mapping[str, Tensor]) -> None:
         """Replace adapter ``name`` in place; raises EngineError for wrong keys or while requests wait."""
         if self._waiting:

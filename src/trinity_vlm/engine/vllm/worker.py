@@ -1,0 +1,72 @@
+"""What runs inside vLLM's worker process: the ban of ids that are never sampled, and the end when this process ends.
+
+vLLM's own ways to ban don't serve here: ``logit_bias``, ``bad_words`` and ``allowed_token_ids`` act after the raw
+log-probabilities were taken, so that these would be normalised over other ids than the trainer's, and each request
+would carry its list. A hook on the module that makes the logits acts before everything else: greedy choice, filters
+and reported log-probabilities alike. It costs one ``index_fill_`` per step.
+
+vLLM's processes survive a killed parent and keep its GPU memory. The engine holds a file lock for as long as it lives;
+a thread in the worker waits for that lock.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import signal
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+def ban_in_logits(model: nn.Module, token_ids: Sequence[int]) -> int:
+    """Hold the logits of ``token_ids`` at -inf in every module of ``model`` that makes logits; returns how many.
+
+    With adapters such a module wraps another one without calling it as a module, so both get the hook.
+    """
+    makers = [m for m in model.modules() if type(m).__name__ in ("LogitsProcessor", "LogitsProcessorWithLoRA")]
+    for maker in makers:
+        maker.register_forward_hook(_banning(token_ids))
+    return len(makers)
+
+
+def _banning(token_ids: Sequence[int]) -> Callable[[nn.Module, Any, Tensor | None], Tensor | None]:
+    ids = torch.tensor(sorted(token_ids), dtype=torch.long)
+
+    def banned(module: nn.Module, inputs: Any, logits: Tensor | None) -> Tensor | None:
+        nonlocal ids
+        if logits is None:  # a tensor-parallel rank that doesn't gather them
+            return None
+        ids = ids.to(logits.device)
+        return logits.index_fill_(-1, ids, float("-inf"))
+
+    return banned
+
+
+def end_with(lock: Path, owner: int) -> None:
+    """Wait until the process ``owner`` lets go of the lock, then end vLLM's: this one and the one that started it,
+    unless that was the owner itself."""
+    parent = os.getppid()
+    with lock.open() as handle:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+    if parent != owner:
+        os.kill(parent, signal.SIGKILL)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+class WorkerExtension:
+    """Mixed into vLLM's worker by ``worker_extension_cls``; called through ``collective_rpc``."""
+
+    model_runner: Any
+
+    def trinity_ban(self, token_ids: list[int]) -> int:
+        """Never sample these ids from here on; returns the number of modules that were hooked."""
+        return ban_in_logits(self.model_runner.get_model(), token_ids)
+
+    def trinity_end_with(self, lock: str, owner: int) -> None:
+        """Do not outlive the process ``owner``, which holds the lock."""
+        threading.Thread(target=end_with, args=(Path(lock), owner), daemon=True).start()

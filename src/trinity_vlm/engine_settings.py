@@ -1,0 +1,94 @@
+"""Configuration sections of engines: vLLM in this process, and lists of model servers."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Literal
+
+from pydantic import Field, field_validator
+
+from trinity_vlm.section import NonNegative, NonNegativeFloat, Positive, PositiveFloat, Section
+
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_URL = re.compile(r"https?://[^\s/?#@]+(/[^\s?#@]*)?")
+
+
+class VllmConfig(Section):
+    """The in-process vLLM engine: how much memory it may take, and whether it may capture graphs."""
+
+    gpu_memory_utilization: Annotated[float, Field(gt=0, lt=1)] = Field(
+        0.5, description="share of the GPU for vLLM's weights and cache; the trainer needs the rest"
+    )
+    kv_cache_gib: PositiveFloat | None = Field(
+        None, description="size of the key-value cache; unset: what gpu_memory_utilization leaves, 1 GiB on a CPU"
+    )
+    mm_cache_gib: NonNegativeFloat = Field(1.0, description="bound of vLLM's cache of processed images; 0: none")
+    enforce_eager: bool = Field(False, description="no captured CUDA graphs: a quicker start, slower decoding")
+
+
+class ServersConfig(Section):
+    """A list of OpenAI-compatible servers that all serve one model."""
+
+    urls: Annotated[tuple[str, ...], Field(min_length=1)] = Field(
+        description="base URLs, for example [http://127.0.0.1:8000, http://127.0.0.1:8001]"
+    )
+    model: str = Field(description="the model's name on the servers (vLLM: --served-model-name)")
+    dialect: Literal["vllm", "openai"] = Field(
+        "vllm",
+        description="openai: send the standard fields only; no token ids and no thinking prefix, so never for a policy",
+    )
+    prefix: Literal["continue", "omit"] = Field(
+        "continue", description="omit: the server's chat template opens the thinking block itself (vllm dialect)"
+    )
+    api_key_env: str | None = Field(None, description="name of the environment variable that holds the API key")
+    max_in_flight: Positive = Field(64, description="requests at one server at a time; further ones wait here")
+    timeout: PositiveFloat = Field(1800.0, description="seconds after which one request is sent to another server")
+    connect_timeout: PositiveFloat = Field(5.0, description="seconds to open a connection")
+    max_retries: NonNegative = Field(5, description="servers that may fail on one request before the run stops")
+    backoff: PositiveFloat = Field(0.5, description="seconds before a failed server is tried again; doubles each time")
+    backoff_max: PositiveFloat = Field(30.0, description="and is never more than this")
+    probe_every: PositiveFloat = Field(5.0, description="seconds between health checks of each server")
+    probe_timeout: PositiveFloat = Field(10.0, description="seconds a health check may take; two misses in a row eject")
+    give_up_after: PositiveFloat = Field(300.0, description="seconds without any usable server before the run stops")
+    adapter_dir: str = Field(
+        "/dev/shm", description="where adapters are handed over; the servers must see it under the same path"
+    )
+
+    @field_validator("urls")
+    @classmethod
+    def _plain_urls(cls, urls: tuple[str, ...]) -> tuple[str, ...]:
+        for url in urls:
+            if not _URL.fullmatch(url):
+                raise ValueError(
+                    "urls: each must look like http://host:port, without user, password, query or fragment "
+                    "(a key belongs in the environment variable that api_key_env names)"
+                )
+        roots = [server_root(url) for url in urls]
+        if len(set(roots)) != len(roots):
+            raise ValueError("urls: a server is listed twice")
+        return urls
+
+    @field_validator("api_key_env")
+    @classmethod
+    def _a_name_not_a_key(cls, name: str | None) -> str | None:
+        if name is not None and not _VARIABLE.fullmatch(name):
+            raise ValueError(
+                "api_key_env: expected the name of an environment variable, for example OPENAI_API_KEY, not a key"
+            )
+        return name
+
+    @property
+    def roots(self) -> tuple[str, ...]:
+        """The URLs without a trailing slash or ``/v1``."""
+        return tuple(server_root(url) for url in self.urls)
+
+
+class VerifierEngineConfig(ServersConfig):
+    """Another model that plays the Verifier (Appendix D): it is never trained and takes no adapter."""
+
+    kind: Literal["openai"] = Field("openai", description="the only kind so far")
+
+
+def server_root(url: str) -> str:
+    """``http://host:8000/v1/`` and ``http://host:8000`` name the same server."""
+    return url.rstrip("/").removesuffix("/v1").rstrip("/")

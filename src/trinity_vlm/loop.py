@@ -28,7 +28,11 @@ from trinity_vlm.config import Config
 from trinity_vlm.episode import Cast, play_episode
 from trinity_vlm.extensions import advantage_rule, score
 from trinity_vlm.metrics import Mean, MetricSums, metric_sums
-from trinity_vlm.preflight import check_that_images_matter, check_that_the_engine_agrees
+from trinity_vlm.preflight import (
+    check_that_images_matter,
+    check_that_the_engine_agrees,
+    check_that_the_engine_still_agrees,
+)
 from trinity_vlm.recording import Recorder, Reporter, Silent, StepResult
 from trinity_vlm.recovery import restore
 from trinity_vlm.rundir import RunDirectory
@@ -56,6 +60,7 @@ def evolve(config: Config, run: RunDirectory, reporter: Reporter | None = None) 
                 recorder.record_start()
             for step in range(done, config.steps):
                 result = outer_step(system, step)
+                check_that_the_engine_still_agrees(system, result.metrics)
                 recorder.record(step + 1, result)
 
 

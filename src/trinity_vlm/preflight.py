@@ -1,14 +1,15 @@
-"""Before step 1: does the model look at the pixels, and does the engine speak with the model that is trained?"""
+"""Does the model look at the pixels, and does the engine speak with the model that is trained? Asked before step 1."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 
 from trinity_vlm.assembly import System, open_stream
-from trinity_vlm.engine.parity import PARITY_BOUNDS, parity_gaps, require_parity
+from trinity_vlm.engine.parity import PARITY_BOUNDS, Gap, parity_gaps, require_parity
 from trinity_vlm.errors import TrainingError
 from trinity_vlm.recording import Reporter
-from trinity_vlm.types import POLICY
+from trinity_vlm.types import POLICY, Role
 
 BLANK_IMAGE_GAP = 1e-4
 PARITY_IMAGES = 4
@@ -31,7 +32,7 @@ def check_that_images_matter(system: System, reporter: Reporter) -> None:
 def check_that_the_engine_agrees(system: System, reporter: Reporter) -> None:
     """Stop before step 1 when an engine with a model of its own gives other log-probabilities than the trainer's.
 
-    The same tokens, with images and without; later steps show the gap as the metric ``engine_gap``.
+    The same tokens, with images and without; ``check_that_the_engine_still_agrees`` follows after each step.
     """
     if system.config.engine.kind not in ENGINES_WITH_THEIR_OWN_MODEL:
         return
@@ -42,3 +43,12 @@ def check_that_the_engine_agrees(system: System, reporter: Reporter) -> None:
     found = ", ".join(f"{gap.mean:.2g} with {kind} prompts" for kind, gap in gaps.items())
     reporter.note(f"parity check: engine and trainer differ by {found} (nat a token)")
     require_parity(gaps, PARITY_BOUNDS[system.backbone.dtype])
+
+
+def check_that_the_engine_still_agrees(system: System, metrics: Mapping[str, float]) -> None:
+    """Stop when a step's rollouts came with other log-probabilities than the trainer's: a stale or deaf adapter."""
+    if system.config.engine.kind not in ENGINES_WITH_THEIR_OWN_MODEL or "engine_gap" not in metrics:
+        return
+    tokens = int(sum(metrics[f"completion_tokens/{role}"] for role in Role))
+    gap = Gap(metrics["engine_gap"], metrics["engine_gap_max"], tokens)
+    require_parity({"this step's": gap}, PARITY_BOUNDS[system.backbone.dtype])

@@ -33,7 +33,7 @@ def save(system: System, run: RunDirectory, step: int) -> None:
             "ema": system.ema.state_dict(),
             "optimizer": optimizer_tensors,
         },
-        meta={"optimizer": optimizer_meta, "streams": streams},
+        meta={"optimizer": optimizer_meta, "streams": streams, "base": system.backbone.fingerprint()},
     )
     keep = system.config.checkpoint
     save_checkpoint(run.checkpoints_path, state, keep_last=keep.keep_last, keep_every=keep.keep_every)
@@ -47,6 +47,7 @@ def restore(system: System, run: RunDirectory) -> int:
             run.truncate_after(0)
         return 0
     state = load_checkpoint(path)
+    _require_same_base(state, system.backbone, run)
     system.backbone.load_adapter_state(POLICY, state.tensors[POLICY])
     system.backbone.load_adapter_state(VERIFIER, state.tensors[VERIFIER])
     system.ema.load_state_dict(state.tensors["ema"])
@@ -68,6 +69,17 @@ def load_adapters(backbone: Backbone, run: RunDirectory) -> int:
     if path is None:
         raise RunDirectoryError(f"{run.path} has no complete checkpoint yet; train at least checkpoint.every steps")
     state = load_checkpoint(path)
+    _require_same_base(state, backbone, run)
     for name in (POLICY, VERIFIER):
         backbone.load_adapter_state(name, state.tensors[name])
     return state.step
+
+
+def _require_same_base(state: CheckpointState, backbone: Backbone, run: RunDirectory) -> None:
+    """Adapters belong to the weights they were trained on; checkpoints of earlier versions don't say which."""
+    before, now = state.meta.get("base"), backbone.fingerprint()
+    if before is not None and before != now:
+        raise RunDirectoryError(
+            f"{run.path} was trained on other base weights than model.path={run.config.model.path!r} holds now "
+            f"(fingerprint {before} then, {now} now): restore that model or package version, or start a new run"
+        )

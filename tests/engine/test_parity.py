@@ -10,10 +10,8 @@ from tiny_families import ask, picture
 
 from trinity_vlm.engine.parity import (
     Gap,
-    canary_gap,
     completion_gap,
     parity_gaps,
-    require_canary,
     require_parity,
 )
 from trinity_vlm.engine.transformers_engine import TransformersEngine
@@ -78,17 +76,6 @@ def test_the_gate_does_not_let_a_nan_pass():
     for bad in (float("nan"), 0.0101):
         with pytest.raises(TrainingError, match="over 3 tokens"):
             require_parity({"text": Gap(bad, bad, 3), "image": Gap(0.0, 0.0, 3)}, 0.01)
-
-
-def test_the_canary_tells_an_adapter_that_acts_from_one_that_does_not(players):
-    """A visible adapter moves it; an engine that ignores adapters does not."""
-    engine = engine_of(players)
-    require_canary(asyncio.run(canary_gap(engine, PROMPTS[0], "policy")), "policy")
-    deaf = Lying(engine, lambda r: replace(r, adapter=None))
-    gap = asyncio.run(canary_gap(deaf, PROMPTS[0], "policy"))
-    assert gap == 0.0
-    with pytest.raises(TrainingError, match="adapter 'policy' does not act"):
-        require_canary(gap, "policy")
 
 
 def test_the_gap_of_two_completions():

@@ -10,9 +10,10 @@ from loop_factory import small_config, tiny_backbone
 from trinity_vlm.assembly import assemble
 from trinity_vlm.checkpoint import load_checkpoint
 from trinity_vlm.engine.transformers_engine import TransformersEngine
-from trinity_vlm.errors import TrainingError
+from trinity_vlm.errors import RunDirectoryError, TrainingError
 from trinity_vlm.loop import evolve, outer_step
 from trinity_vlm.recording import Silent
+from trinity_vlm.recovery import load_adapters, restore
 from trinity_vlm.rewards import questioner_rewards, solver_rewards
 from trinity_vlm.rundir import Evaluation, RunDirectory, best_checkpoint, latest_checkpoint
 from trinity_vlm.rundir.checkpoints import BEST_NAME, checkpoint_name
@@ -269,3 +270,17 @@ def test_several_updates_per_step_resume_to_the_same_bits(tmp_path):
     assert any(row["ratio_max"] != 1.0 for row in killed.read_metrics())
     steps = [t for name, t in final_tensors(killed)["optimizer"].items() if name.endswith("/step")]
     assert {float(t) for t in steps} == {4.0}
+
+
+def test_a_run_does_not_go_on_with_other_base_weights(tmp_path):
+    """Adapters of one model on another are refused by name, in a resume and in play; an adapter's own move is not."""
+    config = small_config(NO_EVALUATION, "steps=1")
+    with RunDirectory.create(tmp_path / "run", config) as run, assemble(config) as system:
+        evolve(config, run, Silent())
+        assert restore(system, run) == load_adapters(system.backbone, run) == 1
+        frozen = next(p for name, p in system.backbone.model.named_parameters() if name.endswith("embed_tokens.weight"))
+        with torch.no_grad():
+            frozen[0, :4] += 1
+        for load in (lambda: restore(system, run), lambda: load_adapters(system.backbone, run)):
+            with pytest.raises(RunDirectoryError, match="other base weights than model"):
+                load()

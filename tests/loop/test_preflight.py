@@ -7,7 +7,7 @@ from loop_factory import small_config
 
 from trinity_vlm.assembly import assemble
 from trinity_vlm.errors import TrainingError
-from trinity_vlm.preflight import check_that_the_engine_agrees
+from trinity_vlm.preflight import check_that_the_engine_agrees, check_that_the_engine_still_agrees
 from trinity_vlm.recording import Silent
 
 
@@ -63,3 +63,12 @@ def test_the_shared_model_needs_no_such_check(system):
     reporter = Notes()
     check_that_the_engine_agrees(own, reporter)
     assert reporter.notes == []
+
+
+def test_a_step_whose_rollouts_disagree_stops_the_run(system):
+    """An adapter that a server ignores shows in the first step after an update; the shared model is never asked."""
+    step = {"engine_gap": 0.2, "engine_gap_max": 1.0, "completion_tokens/questioner": 3, "completion_tokens/solver": 4}
+    with pytest.raises(TrainingError, match="over 7 tokens"):
+        check_that_the_engine_still_agrees(system, step)
+    check_that_the_engine_still_agrees(system, step | {"engine_gap": 1e-4})
+    check_that_the_engine_still_agrees(dataclasses.replace(system, config=small_config()), step)

@@ -21,9 +21,10 @@ OTHER_BRANCH_KEYS = {
     "rewards.rho_f",
     "update.alternate_every",
     "tracking.project",
+    *(key for key in all_keys() if key.startswith("engine.vllm.")),
 }
-"""Read only with parquet shards, a dispute, a malformed candidate, schedule=alternating and a tracker, which a short
-clean run does not meet."""
+"""Read only with parquet shards, a dispute, a malformed candidate, schedule=alternating, a tracker and vLLM, which a
+short clean run does not meet."""
 
 
 def attributes_read(file):

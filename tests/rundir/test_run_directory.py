@@ -267,7 +267,11 @@ def changed(config, key):
     return None
 
 
-@pytest.mark.parametrize("key", [key for key in all_keys() if key != "lora.dropout"])  # 0 is its only value in a run
+NOT_SINGLE_VALUES = ("lora.dropout", "engine.servers", "roles.verifier_engine")
+"""0 is the first one's only value in a run; the others are sections, see the test below."""
+
+
+@pytest.mark.parametrize("key", [key for key in all_keys() if key not in NOT_SINGLE_VALUES])
 def test_each_setting_may_or_may_not_change_on_resume(tmp_path, config, key):
     """Every key of the configuration: the six changeable ones are stored, any other raises naming key and values."""
     other = changed(config, key)
@@ -286,6 +290,33 @@ def test_each_setting_may_or_may_not_change_on_resume(tmp_path, config, key):
         assert f"{key}: the run has {old!r}, asked for is {new!r}" in str(caught.value)
         assert RunDirectory.open(tmp_path / "a").config == config
         RunDirectory.resume(tmp_path / "a").close()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"roles": {"verifier_engine": {"urls": ["http://a:1"], "model": "m"}}},
+        {"engine": {"kind": "openai", "servers": {"urls": ["http://a:1"], "model": "m"}}},
+    ],
+)
+def test_servers_cannot_join_a_run(config, changes):
+    """A run keeps its engines: the section that was unset is named."""
+    with pytest.raises(RunDirectoryError, match=r"roles\.verifier_engine|engine\.servers"):
+        check_resumable(config, make_config(**changes))
+
+
+def test_servers_may_move():
+    """Other addresses and deadlines, but not another model behind them."""
+
+    def run_with(url, model="m", timeout=9):
+        servers = {"urls": [url], "model": model, "timeout": timeout}
+        return make_config(engine={"kind": "openai", "servers": servers})
+
+    before, moved = run_with("http://a:1"), run_with("http://b:2", timeout=5)
+    check_resumable(before, moved)
+    assert config_hash(before) == config_hash(moved)
+    with pytest.raises(RunDirectoryError, match=r"engine\.servers\.model: the run has 'm', asked for is 'n'"):
+        check_resumable(before, run_with("http://a:1", "n"))
 
 
 def test_all_differences_are_named_at_once(config):

@@ -16,7 +16,7 @@ from loop_factory import picture
 from trinity_vlm.assembly import make_cast
 from trinity_vlm.backbone import Backbone
 from trinity_vlm.config import load_config
-from trinity_vlm.engine.parity import canary_gap, parity_gaps, require_parity
+from trinity_vlm.engine.parity import parity_gaps, require_parity
 from trinity_vlm.engine.protocol import Engine, GenerationRequest, Sampling
 from trinity_vlm.engine.transformers_engine import TransformersEngine
 from trinity_vlm.engine.vllm.engine import VllmEngine
@@ -335,11 +335,6 @@ def test_bad_requests_and_adapters_leave_the_engine_alive(backbone, engine, monk
             engine.load_adapter(POLICY, 1, state)
     assert run(engine, request(sampling=GREEDY))[0][0].token_ids == before
     assert len(engine._background.call(engine._llm.list_loras())) == 2
-
-
-def test_the_canary_tells_an_adapter_that_acts(engine):
-    """Both adapters move a greedy completion."""
-    assert min(asyncio.run(canary_gap(engine, prompt(), name)) for name in (POLICY, VERIFIER)) > 0
 
 
 def test_the_image_cache_is_bounded(engine):

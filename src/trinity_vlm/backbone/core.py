@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -24,6 +25,7 @@ from trinity_vlm.errors import EngineError, ModelLoadError
 from trinity_vlm.types import POLICY, ImageRecord, Message, Prompt
 
 _SHORT_TEXT = "yes 1 2 3"
+FINGERPRINT_VALUES = 64
 
 
 class Backbone:
@@ -71,6 +73,17 @@ class Backbone:
         Raises ModelLoadError for an unreadable path or missing files, ConfigError for LoRA targets that match nothing.
         """
         return cls(load_model(config), load_processor(config), lora, config.context, seed)
+
+    def fingerprint(self) -> str:
+        """Sixteen hexadecimal digits of the frozen weights: names, shapes and some values, rounded to bfloat16."""
+        digest = hashlib.blake2b(digest_size=8)
+        for name, parameter in self._inner.named_parameters():
+            if "lora_" in name:
+                continue
+            some = parameter.detach().flatten()[:FINGERPRINT_VALUES].to(torch.bfloat16).cpu()
+            digest.update(f"{name.replace('.base_layer', '')} {tuple(parameter.shape)}".encode())
+            digest.update(some.view(torch.uint8).numpy().tobytes())
+        return digest.hexdigest()
 
     # Prompts and batches
 

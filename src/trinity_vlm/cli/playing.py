@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -40,7 +41,8 @@ def play(
     from trinity_vlm.extensions import advantage_rule, score
 
     players, config, record = _open(image, run, preset, settings)
-    episode = asyncio.run(play_episode(record, 0, players.cast))
+    with closing(players.cast):
+        episode = asyncio.run(play_episode(record, 0, players.cast))
     scored = score(episode, config.rewards)
     show_episode(scored, Console())
     if save is not None:
@@ -50,7 +52,6 @@ def play(
         side = config.images.thumbnail_side if config.images.thumbnails == "on" else None
         write_episode_file(save, [scored], collect_rollouts([scored], advantage_rule(config.rewards)), side)
         Console().print(f"episode written to {save}")
-    players.cast.close()
 
 
 def solve(
@@ -72,20 +73,17 @@ def solve(
 
     players, config, record = _open(image, run, preset, settings)
     cast, sampling = players.cast, config.roles.policy_sampling
-    (completion,) = asyncio.run(
-        cast.engine.generate(
-            GenerationRequest(
-                prompt=cast.solver.prompt(record, question),
-                adapter=POLICY,
-                sampling=Sampling(
-                    0.0 if greedy else sampling.temperature, sampling.top_p, sampling.top_k, config.roles.policy_tokens
-                ),
-                seed=config.seed,
-                call=CallType.SOLVE,
-                order_key=(record.uid,),
-            )
-        )
+    temperature = 0.0 if greedy else sampling.temperature
+    request = GenerationRequest(
+        prompt=cast.solver.prompt(record, question),
+        adapter=POLICY,
+        sampling=Sampling(temperature, sampling.top_p, sampling.top_k, config.roles.policy_tokens),
+        seed=config.seed,
+        call=CallType.SOLVE,
+        order_key=(record.uid,),
     )
+    with closing(cast):
+        (completion,) = asyncio.run(cast.engine.generate(request))
     parsed = cast.solver.parse(completion)
     console = Console()
     if parsed.format_valid:
@@ -93,7 +91,6 @@ def solve(
         console.print(f"[bold]answer:[/] {escape(parsed.answer or '')}", highlight=False)
     else:
         console.print(Panel(escape(completion.text), title=f"malformed: {parsed.error}", title_align="left"))
-    players.cast.close()
     if not parsed.format_valid:
         raise typer.Exit(1)
 
@@ -111,8 +108,8 @@ def _open(
     read_image(image, config.images, None)
     players = open_players(config)
     record = read_image(image, config.images, pixel_grid(players.backbone.processor, config.model))
-    if run is not None:
-        serve_adapters(players.cast.engine, players.backbone, load_adapters(players.backbone, RunDirectory.open(run)))
+    version = 0 if run is None else load_adapters(players.backbone, RunDirectory.open(run))
+    serve_adapters(players.cast.engine, players.backbone, version)
     return players, config, record
 
 

@@ -34,14 +34,14 @@ class Grammars:
         if text not in self._compiled:
             if self._guide is None:
                 self._guide = from_tokenizer(self.tokenizer, n_vocab=self.vocabulary)
-            matcher = LLMatcher(self._guide, _grammar(schema))
+            matcher = LLMatcher(self._guide, grammar(schema))
             if matcher.is_error():
                 raise EngineError(f"json_schema can't be enforced: {matcher.get_error()}; schema: {text[:200]}")
             self._compiled[text] = matcher
         return self._compiled[text].deep_copy()
 
 
-def _grammar(schema: Mapping[str, Any]) -> str:
+def grammar(schema: Mapping[str, Any]) -> str:
     """A closed object of required keys is spelled out, in order; any other schema is left to llguidance.
 
     Spelled out for the sake of enumerated numbers: llguidance knows 0.0 only as ``0``, so that a model about to write

@@ -1,8 +1,7 @@
-"""Does the engine speak with the trainer's model? Checks that hold for any engine that returns log-probabilities.
+"""Does the engine speak with the trainer's model? For any engine that returns log-probabilities.
 
-parity: the same tokens' log-probabilities from the engine and from the trainer, apart for prompts with and without an
-    image; published runs that collapsed had gaps of 0.17 to 0.30 nat with images against 0.05 without
-canary: a fixed prompt, greedy, with an adapter and without it; an adapter that acts changes something
+The log-probabilities of the same tokens are compared, apart for prompts with and without an image: published runs that
+collapsed had gaps of 0.17 to 0.30 nat with images against 0.05 without.
 """
 
 from __future__ import annotations
@@ -15,15 +14,15 @@ import torch
 
 from trinity_vlm.backbone import Backbone
 from trinity_vlm.engine.protocol import Engine, GenerationRequest, Sampling
-from trinity_vlm.errors import TrainingError
+from trinity_vlm.errors import EngineError, TrainingError
 from trinity_vlm.seeds import derive_seed
 from trinity_vlm.types import CallType, Completion, Prompt
 
-# Mean gaps of image prompts measured between vLLM and transformers: 2e-6 in float32, 0.015 to 0.017 in bfloat16. With
-# the keys and values of an older adapter version in the prefix cache: 0.36.
-PARITY_BOUNDS = {torch.float32: 1e-3, torch.bfloat16: 0.05}
+PARITY_BOUNDS = {torch.float32: 5e-3, torch.bfloat16: 0.05}
+"""Largest mean gap, in nats. Measured with images between vLLM and transformers: in float32 2e-6 on a CPU and 8e-4 on
+an H200, in bfloat16 0.015 to 0.017; with keys and values of an older adapter version in the prefix cache 0.36."""
+
 PARITY_TOKENS = 64
-CANARY_TOKENS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,24 +73,6 @@ def require_parity(gaps: Mapping[str, Gap], bound: float) -> None:
     )
 
 
-async def canary_gap(engine: Engine, prompt: Prompt, adapter: str) -> float:
-    """How far the adapter moves a greedy completion's log-probabilities, in nats; infinite when its tokens change."""
-    sampling = Sampling(temperature=0.0, top_p=1.0, top_k=0, max_tokens=CANARY_TOKENS)
-    base, adapted = [await engine.generate(_request(prompt, name, sampling, 0, 0)) for name in (None, adapter)]
-    return completion_gap(base[0], adapted[0])
-
-
-def require_canary(gap: float, adapter: str, bound: float = 0.0) -> None:
-    """Raise TrainingError when an adapter that is not zero moved the canary by no more than ``bound`` nats."""
-    if gap > bound:
-        return
-    raise TrainingError(
-        f"adapter {adapter!r} does not act in the engine: with and without it a greedy completion has the same tokens "
-        f"and log-probabilities (within {gap:.3g} nat). Likely: its keys name no layer of the engine's model, or an "
-        "older version is still served"
-    )
-
-
 def completion_gap(one: Completion, other: Completion) -> float:
     """Largest absolute difference of the log-probabilities of two completions; infinite when their tokens differ."""
     assert one.logprobs is not None
@@ -106,7 +87,8 @@ def _request(prompt: Prompt, adapter: str | None, sampling: Sampling, seed: int,
 
 
 def _differences(backbone: Backbone, prompt: Prompt, completion: Completion, adapter: str | None) -> list[float]:
-    assert completion.logprobs is not None
+    if completion.logprobs is None:
+        raise EngineError("the engine returned no log-probabilities: the policy can't be compared with the trainer's")
     batch = backbone.collate([(backbone.encode(prompt), completion.token_ids)], "right")
     with torch.no_grad():
         expected = backbone.completion_logprobs(batch, adapter)[0].tolist()

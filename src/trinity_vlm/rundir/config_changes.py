@@ -13,6 +13,10 @@ CHANGEABLE = ("steps", "run_dir", "dry_run", "checkpoint", "evaluation", "tracki
 """Top-level keys that may change between sessions; a section stands for all of its keys. ``steps`` also stretches the
 learning-rate schedule, which ends at the last step."""
 
+SERVERS = ("engine.servers.", "roles.verifier_engine.")
+WHAT_ANSWERS = ("model", "dialect", "prefix", "kind")
+"""Of a list of servers only these must stay: addresses, patience and the name of a key's variable may change."""
+
 
 def config_hash(config: Config) -> str:
     """sha256 (hexadecimal) over every setting that must stay as it is for the whole run."""
@@ -28,9 +32,10 @@ def hash_values(values: Mapping[str, JSON]) -> str:
 def check_resumable(stored: Config, requested: Config) -> None:
     """Raises RunDirectoryError naming each fixed key whose value differs, with both values."""
     before, after = flatten(stored.model_dump(mode="json")), flatten(requested.model_dump(mode="json"))
-    changed = [key for key in before if before[key] != after[key] and not _changeable(key)]
+    keys = dict.fromkeys([*before, *after])  # a section that may be unset has other keys when it is set
+    changed = [key for key in keys if before.get(key) != after.get(key) and not _changeable(key)]
     if changed:
-        lines = [f"{key}: the run has {before[key]!r}, asked for is {after[key]!r}" for key in changed]
+        lines = [f"{key}: the run has {before.get(key)!r}, asked for is {after.get(key)!r}" for key in changed]
         raise RunDirectoryError(
             "a resumed run can't change these settings:\n  " + "\n  ".join(lines) + "\n"
             f"restore them, or start a new run; only {', '.join(CHANGEABLE)} may change"
@@ -49,4 +54,6 @@ def flatten(values: Mapping[str, JSON], prefix: str = "") -> dict[str, JSON]:
 
 
 def _changeable(key: str) -> bool:
+    if key.startswith(SERVERS):
+        return key.split(".")[2] not in WHAT_ANSWERS
     return key.partition(".")[0] in CHANGEABLE

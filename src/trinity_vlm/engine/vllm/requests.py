@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from trinity_vlm.backbone import Backbone, EncodedPrompt
-from trinity_vlm.engine.constrained import _grammar
+from trinity_vlm.engine.constrained import grammar
 from trinity_vlm.engine.protocol import GenerationRequest, Sampling
 from trinity_vlm.errors import EngineError
 from trinity_vlm.types import Completion, Prompt
@@ -80,10 +80,10 @@ def sampling_arguments(
 
 def lark_grammar(schema: Mapping[str, Any]) -> str:
     """The very grammar that the ``transformers`` engine enforces, in the one form that vLLM passes on unchanged."""
-    grammar = _grammar(schema)
-    if not grammar.startswith("{"):
-        return grammar
-    (only,) = json.loads(grammar)["grammars"]
+    text = grammar(schema)
+    if not text.startswith("{"):
+        return text
+    (only,) = json.loads(text)["grammars"]
     return f"start: %json {json.dumps(only['json_schema'])}"
 
 

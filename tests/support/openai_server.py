@@ -26,6 +26,8 @@ class LoopbackServer:
     script: body -> texts, one per sample; the default names the model that was asked
     faults: what happens to the next chat calls, one item each: a status, (status, headers), "hang", "garbage",
         "drop" (cut the connection), "late" (cut it when ``late`` is set)
+    refuses: what is said, with status 400, to a prompt and budget beyond the context: its format fields are context,
+        budget, prompt, total, bound (one more than what the budget leaves); None cuts the budget
     always: the same for every chat call once ``faults`` is empty; None: answer
     bodies: every chat body received; answered: those that were answered in full
     adapters: loaded adapter name -> path; weights: name -> sum of its tensors when it was loaded
@@ -38,6 +40,7 @@ class LoopbackServer:
         self.runtime_lora = runtime_lora
         self.token_ids = token_ids
         self.faults, self.always, self.sick = [], None, False
+        self.refuses = None
         self.bodies, self.answered, self.log, self.keys = [], [], [], []
         self.adapters, self.weights = {}, {}
         self.gate = threading.Event()
@@ -85,9 +88,13 @@ class LoopbackServer:
         if body["n"] > 1 and body["temperature"] == 0:
             return _error(400, "n must be 1 when using greedy sampling", None)
         prompt = conversation(body)
-        if len(prompt) >= CONTEXT:
+        size, asked = len(prompt), body.get("max_tokens", 0)
+        if self.refuses and size + asked > CONTEXT:
+            numbers = {"prompt": size, "total": size + asked, "bound": CONTEXT - asked + 1}
+            return _error(400, self.refuses.format(context=CONTEXT, budget=asked, **numbers), None)
+        if size >= CONTEXT:
             return _error(400, f"This model's maximum context length is {CONTEXT} tokens.", "input_tokens")
-        budget = min(body["max_tokens"], CONTEXT - len(prompt))
+        budget = min(asked or CONTEXT, CONTEXT - size)
         choices = [self._choice(i, text, body, budget) for i, text in enumerate(self.script(body))]
         counts = {"prompt_tokens": len(prompt), "completion_tokens": sum(c.pop("count") for c in choices)}
         answer = {"object": "chat.completion", "model": body["model"], "choices": choices[::-1], "usage": counts}
@@ -229,6 +236,8 @@ class _Handler(BaseHTTPRequestHandler):
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         if self.path == "/v1/chat/completions":
             self._chat(owner, {"n": 1, "temperature": 1.0, **body})
+        elif owner.sick == "hang":
+            self._hold()
         elif self.path == "/v1/load_lora_adapter" and owner.runtime_lora:
             self._reply(*owner.load(body))
         elif self.path == "/v1/unload_lora_adapter" and owner.runtime_lora:

@@ -142,6 +142,7 @@ class FakeLlm:
         return True
 
     async def remove_lora(self, number):
+        await asyncio.sleep(0)
         self.loaded.discard(number)
         self.log.append(f"-{number}")
 
@@ -177,6 +178,30 @@ def test_an_old_version_goes_when_its_last_request_ends(tmp_path):
         await third
         assert llm.log == ["+1", "+2", "-1", "+3", "-2"]
         assert [f.exists() for f in folders] == [False, False, True]
+
+    asyncio.run(play())
+
+
+def test_versions_that_become_free_together_all_go(tmp_path):
+    """Two requests end in the same turn of the loop: each tidies up, neither trips over the other."""
+
+    async def hold(versions, name, done):
+        async with versions.use(name):
+            await done.wait()
+
+    async def play():
+        llm = FakeLlm()
+        versions, done = versions_of(llm), asyncio.Event()
+        for name in ("policy", "verifier"):
+            await versions.replace(name, 1, tmp_path / name, accept)
+        holders = [asyncio.create_task(hold(versions, name, done)) for name in ("policy", "verifier")]
+        await asyncio.sleep(0)
+        for name in ("policy", "verifier"):
+            await versions.replace(name, 2, tmp_path / f"{name}2", accept)
+        done.set()
+        await asyncio.gather(*holders)
+        assert llm.loaded == {3, 4}
+        assert sorted(llm.log[-2:]) == ["-1", "-2"]
 
     asyncio.run(play())
 

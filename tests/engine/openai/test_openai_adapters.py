@@ -4,6 +4,7 @@ import asyncio
 import json
 import shutil
 import threading
+import time
 from pathlib import Path
 
 import peft
@@ -174,6 +175,19 @@ def test_closing_leaves_the_servers_as_they_were(world, lora):
     gone.kill()
     engine.close()
     assert first.adapters == second.adapters == {}
+
+
+def test_closing_waits_for_hung_servers_together_and_not_for_long(world, lora):
+    """Three servers that say nothing cost one probe_timeout, not three times the time of an adapter call."""
+    servers = [world.server() for _ in range(3)]
+    engine = world.policy_engine(*servers, probe_timeout=1.0, probe_every=60.0)
+    engine.load_adapter("policy", 1, lora(1.0))
+    eventually(lambda: all(s.ready for s in engine._pool.servers))
+    for server in servers:
+        server.sick = "hang"
+    start = time.monotonic()
+    engine.close()
+    assert 1.0 <= time.monotonic() - start < 2.9
 
 
 def test_a_refused_adapter_is_an_error_with_the_servers_words(world, lora):

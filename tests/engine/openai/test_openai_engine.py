@@ -284,6 +284,17 @@ def test_the_key_reaches_the_server_and_nothing_else(world, ask, play, monkeypat
     assert secret not in str(caught.value) + caplog.text + states
 
 
+def test_the_key_is_cut_out_of_a_list_of_models_too(world, ask, play, monkeypatch):
+    """A proxy may answer with the headers it got."""
+    monkeypatch.setenv("TRINITY_TEST_KEY", "sk-very-secret")
+    server = world.server()
+    server.models = lambda: (200, {"error": "Bearer sk-very-secret"})
+    engine = world.engine(server, api_key_env="TRINITY_TEST_KEY", give_up_after=0.1)
+    with pytest.raises(EngineError, match=r"/v1/models answered .*\*\*\*") as caught:
+        play(engine, [ask()])
+    assert "secret" not in str(caught.value)
+
+
 def test_an_unset_key_is_an_error_at_start(world, monkeypatch):
     monkeypatch.delenv("TRINITY_TEST_KEY", raising=False)
     with pytest.raises(ConfigError, match=r"roles.verifier_engine.api_key_env='TRINITY_TEST_KEY'.* not set"):

@@ -38,7 +38,16 @@ def test_least_loaded_takes_the_idlest_usable_server():
 
 @pytest.mark.parametrize(
     ("header", "seconds"),
-    [(None, None), ("7", 7.0), ("0.5", 0.5), ("-3", 0.0), ("soon", None), ("Thu, 01 Jan 1970 00:01:40 GMT", 60.0)],
+    [
+        (None, None),
+        ("7", 7.0),
+        ("0.5", 0.5),
+        ("-3", 0.0),
+        ("soon", None),
+        ("nan", None),
+        ("inf", None),
+        ("Thu, 01 Jan 1970 00:01:40 GMT", 60.0),
+    ],
 )
 def test_retry_after_is_read_as_seconds_or_date(header, seconds):
     assert seconds_to_wait(header, now=40.0) == seconds
@@ -202,6 +211,100 @@ def test_a_server_that_is_always_busy_is_given_up_too(world, ask, play):
     engine = world.engine(only, give_up_after=0.1)
     with pytest.raises(EngineError, match="no server was usable"):
         play(engine, [ask()])
+
+
+def test_a_server_that_asks_for_no_time_is_not_stormed(world, ask, play):
+    """With 0.01, 0.02, 0.04, 0.04 ... s between them, half a second holds some fifteen attempts."""
+    only = world.server()
+    only.always = (429, {"Retry-After": "0"})
+    engine = world.engine(only, give_up_after=0.5)
+    with pytest.raises(EngineError, match="no server was usable"):
+        play(engine, [ask()])
+    assert 3 <= len(only.bodies) <= 16
+
+
+def test_requests_refused_together_are_one_refusal_to_the_backoff(world, ask, play):
+    """Else a burst of 32 would wait for the longest time at once."""
+    only = world.server()
+    only.faults = [429] * 32
+    engine = world.engine(only, backoff=0.05, backoff_max=60.0)
+    only.gate.clear()
+
+    def open_when_all_wait():
+        eventually(lambda: only.running == 32)
+        only.gate.set()
+
+    threading.Thread(target=open_when_all_wait).start()
+    start = time.monotonic()
+    assert len(play(engine, [ask(f"r{i}") for i in range(32)])) == 32
+    assert time.monotonic() - start < 30.0
+
+
+def test_a_server_at_work_is_not_given_up_for_one_refusal(world, ask):
+    """It is busy with one long request and refuses another for longer than give_up_after: both are answered."""
+    release = threading.Event()
+
+    def script(body):
+        if body["messages"][1]["content"] == "long":
+            release.wait(30)
+        return ["done"]
+
+    only = world.server(script)
+    engine = world.engine(only, give_up_after=0.1)
+
+    async def run():
+        long = asyncio.create_task(engine.generate(ask("long")))
+        while not only.running:
+            await asyncio.sleep(0.002)
+        only.faults = [(429, {"Retry-After": "0.4"})]
+        answers = await engine.generate(ask("short"))
+        release.set()
+        return [*answers, *await long]
+
+    assert [a.text for a in asyncio.run(run())] == ["done", "done"]
+    assert engine.counters["busy"] == 1
+
+
+def test_the_clock_starts_again_when_long_work_ends(world, ask):
+    """An old refusal does not count against a server that worked until it died, and is back soon."""
+    release = threading.Event()
+
+    def script(body):
+        if body["messages"][1]["content"] == "long":
+            release.wait(30)
+        return ["done"]
+
+    only = world.server(script)
+    engine = world.engine(only, give_up_after=1.0, probe_timeout=0.3, probe_every=60.0)
+
+    async def run():
+        await engine.generate(ask("warm up"))
+        long = asyncio.create_task(engine.generate(ask("long")))
+        while not only.running:
+            await asyncio.sleep(0.002)
+        only.faults = [(429, {"Retry-After": "60"})]
+        short = asyncio.create_task(engine.generate(ask("short")))
+        await asyncio.sleep(1.2)
+        engine._pool.servers[0].paused_until = 0.0
+        only.kill()
+        release.set()
+        await asyncio.sleep(0.1)
+        only.start()
+        return [*await short, *await long]
+
+    assert [a.text for a in asyncio.run(run())] == ["done", "done"]
+
+
+def test_an_error_that_nobody_expected_does_not_end_the_watch(world, ask, play):
+    """A list of models that can't even be quoted: the server is tried again, and the error is kept for the message."""
+    only = world.server()
+    sound, only.models = only.models, lambda: (200, {"data": [{"id": 5}, {"id": "a"}]})
+    engine = world.engine(only, give_up_after=0.2)
+    with pytest.raises(EngineError, match=r"no server was usable.*TypeError: .*[1-9]\d* failures in a row"):
+        play(engine, [ask()])
+    only.models = sound
+    eventually(lambda: engine._pool.servers[0].ready, seconds=5.0)
+    assert play(engine, [ask()])[0][0].text == "by base"
 
 
 def test_waiting_for_a_full_server_is_not_giving_up(world, ask, play):

@@ -4,12 +4,14 @@ ServerFailure    the server is at fault: try another one
 ServerBusy       it asks for patience: come back later
 RequestRefused   the request is at fault: no server will take it
 PromptTooLong    the prompt leaves no room in the model's context
+BudgetTooLarge   the prompt fits, its output budget does not
 """
 
 from __future__ import annotations
 
 import asyncio
 import email.utils
+import math
 import os
 import time
 from collections.abc import Mapping
@@ -17,6 +19,7 @@ from typing import Any
 
 import httpx2
 
+from trinity_vlm.engine.openai.limits import stated_room
 from trinity_vlm.engine_settings import ServersConfig
 from trinity_vlm.errors import ConfigError
 
@@ -58,6 +61,14 @@ class PromptTooLong(RequestRefused):
     """The prompt does not fit the model's context."""
 
 
+class BudgetTooLarge(RequestRefused):
+    """The prompt fits the model's context. ``room``: the tokens left behind it, None when only the server knows."""
+
+    def __init__(self, reason: str, status: int, room: int | None) -> None:
+        super().__init__(reason, status)
+        self.room = room
+
+
 class Client:
     """Connections to all servers of a list. The API key travels in a header and is cut out of every message."""
 
@@ -86,7 +97,7 @@ class Client:
         try:
             return {entry["id"]: entry for entry in answer["data"]}
         except (KeyError, TypeError):
-            raise ServerFailure(f"/v1/models answered {str(answer)[:_QUOTED_CHARS]!r}") from None
+            raise ServerFailure(f"/v1/models answered {self.clean(str(answer))[:_QUOTED_CHARS]!r}") from None
 
     async def check_health(self, root: str) -> None:
         """Raises ServerFailure unless the server says it is well; one without ``/health`` must list its models."""
@@ -149,7 +160,7 @@ class Client:
         except TimeoutError:
             raise ServerFailure(f"no answer within {seconds:g} s") from None
         except (httpx2.HTTPError, httpx2.InvalidURL) as error:
-            raise ServerFailure(self._clean(f"{type(error).__name__}: {error}")) from None
+            raise ServerFailure(self.clean(f"{type(error).__name__}: {error}")) from None
         self._check_status(response)
         return response
 
@@ -163,8 +174,9 @@ class Client:
             raise ServerBusy(reason, retry_after)
         if not 400 <= status < 500 or status == 408:
             raise ServerFailure(reason, status)
-        if status in (400, 413) and _is_too_long(response.text):
-            raise PromptTooLong(reason, status)
+        room = stated_room(response.text) if status in (400, 413) else None
+        if room is not None:
+            raise PromptTooLong(reason, status) if room.tokens == 0 else BudgetTooLarge(reason, status, room.tokens)
         if status in (401, 403):
             reason += f" (api_key_env is {self._config.api_key_env or 'not set'})"
         raise RequestRefused(reason, status)
@@ -174,28 +186,26 @@ class Client:
             text = str(response.json()["error"]["message"])
         except (ValueError, KeyError, TypeError):
             text = response.text
-        return self._clean(text)[:_QUOTED_CHARS] or "(empty)"
+        return self.clean(text)[:_QUOTED_CHARS] or "(empty)"
 
-    def _clean(self, text: str) -> str:
+    def clean(self, text: str) -> str:
+        """``text`` without the API key."""
         return text.replace(self._secret, "***") if self._secret else text
 
 
 def seconds_to_wait(header: str | None, now: float) -> float | None:
-    """What a Retry-After header asks for, in seconds from ``now`` (Unix time): a number or an HTTP date."""
+    """What a Retry-After header asks for, in seconds from ``now`` (Unix time): a finite number or an HTTP date."""
     if header is None:
         return None
     try:
-        return max(0.0, float(header))
+        seconds = float(header)
+        return max(0.0, seconds) if math.isfinite(seconds) else None
     except ValueError:
         pass
     try:
         return max(0.0, email.utils.parsedate_to_datetime(header).timestamp() - now)
     except ValueError:
         return None
-
-
-def _is_too_long(text: str) -> bool:
-    return "context_length_exceeded" in text or "maximum context length" in text
 
 
 def _read_secret(config: ServersConfig, key: str) -> str | None:

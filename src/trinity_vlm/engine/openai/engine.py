@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 from trinity_vlm.engine.background import BackgroundLoop
 from trinity_vlm.engine.openai.adapters import AdapterShelf
 from trinity_vlm.engine.openai.answers import empty_completions, read_completions
-from trinity_vlm.engine.openai.client import Client, PromptTooLong, RequestRefused, ServerFailure
-from trinity_vlm.engine.openai.payload import ImageUrls, chat_payload
+from trinity_vlm.engine.openai.client import BudgetTooLarge, Client, PromptTooLong, RequestRefused, ServerFailure
+from trinity_vlm.engine.openai.payload import ImageUrls, chat_payload, with_budget
 from trinity_vlm.engine.openai.pool import Pool
 from trinity_vlm.engine.protocol import GenerationRequest
 from trinity_vlm.engine_settings import ServersConfig
@@ -110,8 +110,13 @@ class OpenAIEngine:
         await self._client.close()
 
     async def _send(self, payload: Mapping[str, Any], request: GenerationRequest) -> list[Completion]:
+        """What the request gives; a budget beyond the context is cut, once, to what the prompt leaves of it."""
         self._pool.start()
-        return await self._pool.call(lambda root: self._ask(root, payload, request))
+        try:
+            return await self._pool.call(lambda root: self._ask(root, payload, request))
+        except BudgetTooLarge as refusal:
+            fitting = with_budget(payload, refusal.room)
+        return await self._pool.call(lambda root: self._ask(root, fitting, request))
 
     async def _ask(self, root: str, payload: Mapping[str, Any], request: GenerationRequest) -> list[Completion]:
         try:

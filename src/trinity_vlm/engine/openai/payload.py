@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from PIL import Image
@@ -74,6 +74,12 @@ def chat_payload(
     if dialect == "vllm":
         payload |= _vllm_fields(0 if greedy else sampling.top_k, continues, end_ids, banned_ids)
     return payload
+
+
+def with_budget(payload: Mapping[str, Any], budget: int | None) -> dict[str, Any]:
+    """The same body with another budget; None leaves it to the server, which then takes all that the prompt leaves."""
+    rest = {key: value for key, value in payload.items() if key != "max_tokens"}
+    return rest if budget is None else {**rest, "max_tokens": budget}
 
 
 def _vllm_fields(top_k: int, continues: bool, end_ids: Sequence[int], banned_ids: Sequence[int]) -> dict[str, Any]:

@@ -138,9 +138,12 @@ class Pool:
         """Stop watching, and unload what this pool loaded where that is possible."""
         for watcher in self._watchers:
             watcher.cancel()
-        for server in self.servers:
-            with suppress(ServerFailure, ServerBusy):
-                for name in sorted(server.loaded) if server.ready else ():
+        await asyncio.gather(*(self._part_from(server) for server in self.servers if server.ready))
+
+    async def _part_from(self, server: Server) -> None:
+        with suppress(ServerFailure, ServerBusy, TimeoutError):
+            async with asyncio.timeout(self._config.probe_timeout):
+                for name in sorted(server.loaded):
                     await self._client.unload_adapter(server.root, name)
 
     # Choosing and waiting
@@ -158,7 +161,7 @@ class Pool:
     def _patience(self, now: float) -> float | None:
         """Seconds until something changes by itself, None when only others can change it.
 
-        Raises EngineError when waiting is hopeless or has been long enough.
+        Raises EngineError when waiting is hopeless or has been long enough; never while a server works on a request.
         """
         waits = [server.paused_until - now for server in self.servers if server.ready and server.paused_until > now]
         if not any(server.usable(now) for server in self.servers):
@@ -166,7 +169,8 @@ class Pool:
                 raise EngineError("; ".join(str(server.refusal) for server in self.servers))
             if self._stalled_since is None:
                 self._stalled_since = now
-            waits.append(self._stalled_since + self._config.give_up_after - now)
+            if not any(server.calls for server in self.servers):
+                waits.append(self._stalled_since + self._config.give_up_after - now)
         if min(waits, default=0) < 0:
             raise EngineError(self._given_up())
         return min(waits, default=None)
@@ -178,6 +182,7 @@ class Pool:
     # One request at one server
 
     async def _run_on(self, server: Server, work: Work[T]) -> T:
+        began = time.monotonic()
         call = asyncio.ensure_future(work(server.root))
         server.calls.add(call)
         try:
@@ -189,15 +194,17 @@ class Pool:
             raise ServerFailure(f"given up on while it ran: {server.last_error}") from None
         finally:
             server.calls.discard(call)
+            if time.monotonic() - began > self._config.probe_timeout:  # it was worked on: no refusal takes that long
+                self._stalled_since = None
 
     def _pause(self, server: Server, busy: ServerBusy) -> None:
-        server.busies += 1
+        """Wait as long as asked for, and longer after every refusal: a server may ask for no time at all."""
+        now = time.monotonic()
+        server.busies += now >= server.paused_until  # requests refused together count as one
         server.last_error = str(busy)
         self.counters["busy"] += 1
-        wait = busy.retry_after
-        if wait is None:
-            wait = backoff(server.busies, self._config.backoff, self._config.backoff_max)
-        server.paused_until = time.monotonic() + wait
+        wait = max(busy.retry_after or 0.0, backoff(server.busies, self._config.backoff, self._config.backoff_max))
+        server.paused_until = max(server.paused_until, now + wait)
 
     def _eject(self, server: Server, reason: str) -> None:
         server.last_error = reason
@@ -213,22 +220,29 @@ class Pool:
     async def _watch(self, server: Server) -> None:
         misses = 0
         while True:
-            if not server.ready:
-                misses = 0
-                await asyncio.sleep(backoff(server.failures, self._config.backoff, self._config.backoff_max))
-                await self._admit(server)
-                continue
-            if await _set_within(server.woken, self._config.probe_every):
-                continue
             try:
-                await self._client.check_health(server.root)
-                misses = 0
-            except (ServerFailure, ServerBusy, RequestRefused) as error:
-                misses += 1
-                if misses == _MISSES_BEFORE_EJECTION:
-                    self._eject(server, f"health check: {error}")
-                    for call in list(server.calls):
-                        call.cancel()
+                misses = await self._attend(server, misses)
+            except Exception as error:  # whatever a server made go wrong: it is tried again, and named when given up
+                server.last_error = self._client.clean(f"{type(error).__name__}: {error}")
+                server.failures += 1
+
+    async def _attend(self, server: Server, misses: int) -> int:
+        """Try once to admit the server, or check its health after a while; the checks missed in a row."""
+        if not server.ready:
+            await asyncio.sleep(backoff(server.failures, self._config.backoff, self._config.backoff_max))
+            await self._admit(server)
+            return 0
+        if await _set_within(server.woken, self._config.probe_every):
+            return misses
+        try:
+            await self._client.check_health(server.root)
+        except (ServerFailure, ServerBusy, RequestRefused) as error:
+            if misses + 1 == _MISSES_BEFORE_EJECTION:
+                self._eject(server, f"health check: {error}")
+                for call in list(server.calls):
+                    call.cancel()
+            return misses + 1
+        return 0
 
     async def _admit(self, server: Server) -> None:
         try:

@@ -95,7 +95,7 @@ class AdapterVersions:
 
     async def _sweep(self) -> None:
         """Remove the versions that nobody uses any more."""
-        for version in [v for v in self._leaving if v.users == 0]:
+        while version := next((v for v in self._leaving if v.users == 0), None):
             self._leaving.remove(version)
             try:
                 await self._llm.remove_lora(version.handle.lora_int_id)

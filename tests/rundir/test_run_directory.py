@@ -305,8 +305,19 @@ def test_servers_cannot_join_a_run(config, changes):
         check_resumable(config, make_config(**changes))
 
 
-def test_servers_may_move():
-    """Other addresses and deadlines, but not another model behind them."""
+def test_fewer_steps_than_are_done_are_refused(tmp_path):
+    """Nothing is stored: the run can go on as it was."""
+    config = make_config(steps=9)
+    with RunDirectory.create(tmp_path / "a", config) as run:
+        save_checkpoint(run.checkpoints_path, CheckpointState(7, {}, {}), keep_last=2, keep_every=0)
+    with pytest.raises(RunDirectoryError, match=r"steps=6: .* has done 7 already"):
+        RunDirectory.resume(tmp_path / "a", make_config(steps=6))
+    assert RunDirectory.open(tmp_path / "a").config == config
+    RunDirectory.resume(tmp_path / "a", make_config(steps=7)).close()
+
+
+def test_servers_may_move(tmp_path):
+    """Other addresses and deadlines are stored, but not another model behind them."""
 
     def run_with(url, model="m", timeout=9):
         servers = {"urls": [url], "model": model, "timeout": timeout}
@@ -315,6 +326,9 @@ def test_servers_may_move():
     before, moved = run_with("http://a:1"), run_with("http://b:2", timeout=5)
     check_resumable(before, moved)
     assert config_hash(before) == config_hash(moved)
+    RunDirectory.create(tmp_path / "a", before).close()
+    RunDirectory.resume(tmp_path / "a", moved).close()
+    assert RunDirectory.open(tmp_path / "a").config == moved
     with pytest.raises(RunDirectoryError, match=r"engine\.servers\.model: the run has 'm', asked for is 'n'"):
         check_resumable(before, run_with("http://a:1", "n"))
 

@@ -44,7 +44,9 @@ def demo(
         _train(path.with_name(path.name + "-pictures"), photo_config(photo_folder(), settings or []), console)
     console.print(f"total time {duration(time.monotonic() - started)}; look at {path / 'figure.png'}")
     console.print(
-        f"one episode up close:  trinity-vlm play {photo_folder()}/astronaut.jpg --run {path}", highlight=False
+        f"one episode up close:  trinity-vlm play {photo_folder()}/astronaut.jpg --run {path}",
+        highlight=False,
+        soft_wrap=True,
     )
 
 

@@ -8,19 +8,29 @@ from typing import Annotated, Any
 import typer
 from pydantic_core import PydanticUndefined
 from rich.console import Console
-from rich.table import Table
+from rich.markup import escape
+from rich.table import Column, Table
 
 from trinity_vlm.config import Config, Section, preset_names
+from trinity_vlm.errors import ConfigError
 
 
 def keys(
     search: Annotated[str, typer.Argument(help="show only keys that contain this text")] = "",
 ) -> None:
     """List every configuration key with its default. Any of them can be given to `train` as KEY=VALUE."""
-    table = Table("key", "default", "meaning", title=f"presets: {', '.join(preset_names())}", title_justify="left")
-    for key, default, meaning in describe_keys():
-        if search in key:
-            table.add_row(key, default, meaning)
+    found = [row for row in describe_keys() if search in row[0]]
+    if not found:
+        raise ConfigError(f"keys {search!r}: no key contains this; `trinity-vlm keys` lists all")
+    table = Table(
+        Column("key", overflow="fold"),
+        "default",
+        "meaning",
+        title=f"presets: {', '.join(preset_names())}",
+        title_justify="left",
+    )
+    for row in found:
+        table.add_row(*map(escape, row))
     Console().print(table)
 
 

@@ -33,7 +33,7 @@ def train(
 
     The model asks questions about the images, verifies and solves them, and learns from the outcome; no label is read.
 
-        trinity-vlm train tiny                                    two CPU cores, about five minutes
+        trinity-vlm train tiny                                    two CPU cores, about seven minutes
         trinity-vlm train tiny images.source=photos/ steps=20     your own folder
         trinity-vlm train qwen3-vl-8b images.source='shards/*.parquet' dry_run=true
 

@@ -29,8 +29,8 @@ from trinity_vlm.config import Config, build_config, dump_config
 from trinity_vlm.errors import ConfigError, RunDirectoryError
 from trinity_vlm.rundir import manifest as manifests
 from trinity_vlm.rundir.atomic import disk_errors, remove_temporaries, replace_file, sync_folder
-from trinity_vlm.rundir.checkpoints import checkpoint_name, discard_after
-from trinity_vlm.rundir.config_changes import CHANGEABLE, check_resumable, config_hash, hash_values
+from trinity_vlm.rundir.checkpoints import checkpoint_name, discard_after, list_checkpoints
+from trinity_vlm.rundir.config_changes import CHANGEABLE, SERVERS, check_resumable, config_hash, hash_values
 from trinity_vlm.rundir.environment import describe_environment
 from trinity_vlm.rundir.episode_table import build_episode_table
 from trinity_vlm.rundir.evaluations import Evaluation, evaluation_from_table, evaluation_table
@@ -267,8 +267,17 @@ class RunDirectory:
         if requested is None:
             return
         check_resumable(self.config, requested)
+        done = max((step for step, _ in list_checkpoints(self.checkpoints_path)), default=0)
+        if requested.steps < done:
+            raise RunDirectoryError(
+                f"steps={requested.steps}: {self.path} has done {done} already; give that many or more, or a new run"
+            )
         if requested != self.config:
-            values |= {key: value for key, value in requested.model_dump(mode="json").items() if key in CHANGEABLE}
+            asked = requested.model_dump(mode="json")
+            values |= {key: value for key, value in asked.items() if key in CHANGEABLE}
+            for section, key in (name.rstrip(".").split(".") for name in SERVERS):
+                if asked[section][key] is not None:
+                    values[section][key] = asked[section][key]
             replace_file(self.path / CONFIG_NAME, yaml.safe_dump(values, sort_keys=False).encode())
             del self.config
 

@@ -1,4 +1,7 @@
-"""Does the model look at the pixels, and does the engine speak with the model that is trained? Asked before step 1."""
+"""Does the model look at the pixels, and does the engine speak with the model that is trained?
+
+Both are asked before step 1; the second again with the rollouts of every step.
+"""
 
 from __future__ import annotations
 

@@ -13,7 +13,9 @@ apart, in float32.
 ``factored`` (default) keeps D as a rank-R adapter, so the Verifier is a second adapter over the same base model:
 
     alpha D + (1 - alpha) s B A = [alpha U | (1 - alpha) s B] [V ; A]    rank <= R + r
-    QR of both sides, SVD of the small core, keep the R largest singular values
+    orthonormal bases of both sides, SVD of the small core between them, keep the R largest singular values
+
+Matrices of equal shape go through this together, wherever their factors live (see ``truncate``).
 
 ``dense`` keeps D itself (reference, small models); ``none`` verifies with the current policy, ``frozen`` with theta_0.
 
@@ -24,7 +26,8 @@ R >= min(out, in)) nothing is truncated; D = 0 has a relative error of 0.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Protocol
 
@@ -38,6 +41,8 @@ if TYPE_CHECKING:
 
 
 SIDES = ("left", "right")
+_BATCH_ENTRIES = 1 << 25  # of factors handled at once: 256 MiB in float64
+_RESOLUTION = 1e-10  # a singular value below this part of the largest is zero: float32 factors carry 6e-8
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -62,8 +67,21 @@ class LowRank:
 
     def norm(self) -> float:
         """Frobenius norm of the delta, from the Gram matrices of its factors."""
-        left, right = self.left.detach().double(), self.right.detach().double()
-        return float(((left.T @ left) * (right @ right.T)).sum().clamp(min=0).sqrt())
+        return math.sqrt(float(_squared_norm(self)))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Truncation:
+    """A delta cut to a rank. lost, norm: Frobenius norms of what was cut and of the delta before."""
+
+    delta: LowRank
+    lost: float
+    norm: float
+
+    @property
+    def error(self) -> float:
+        """Relative; 0 for a delta of 0."""
+        return self.lost / self.norm if self.norm else 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,19 +164,27 @@ class FactoredEma(_LowRankState):
     """D as a float32 adapter of rank min(R, out, in), re-truncated every step."""
 
     def __init__(self, initial: Mapping[str, LowRank], alpha: float, rank: int) -> None:
-        super().__init__({name: truncate(delta, min(rank, *delta.shape))[0] for name, delta in initial.items()})
+        deltas = dict(initial)
+        for names in _batches(initial):
+            batch = [initial[name] for name in names]
+            deltas |= {n: cut.delta for n, cut in zip(names, truncate(batch, min(rank, *batch[0].shape)), strict=True)}
+        super().__init__(deltas)
         self._alpha = alpha
 
     def update(self, policy: Mapping[str, LowRank]) -> EmaStep:
         _check_targets(policy, self._deltas)
-        errors: list[float] = []
-        norms: list[float] = []
-        for name, delta in self._deltas.items():
-            mixed = _mix(delta, policy[name], self._alpha)
-            self._deltas[name], lost, norm = truncate(mixed, delta.rank)
-            errors.append(lost / norm if norm else 0.0)
-            norms.append(norm)
-        return EmaStep(max(errors, default=0.0), math.fsum(errors) / max(len(errors), 1), math.hypot(*norms))
+        cuts: list[Truncation] = []
+        for names in _batches(self._deltas, policy):
+            mixed = [_mix(self._deltas[name], policy[name], self._alpha) for name in names]
+            batch = truncate(mixed, self._deltas[names[0]].rank)
+            self._deltas |= {name: cut.delta for name, cut in zip(names, batch, strict=True)}
+            cuts += batch
+        errors = [cut.error for cut in cuts]
+        return EmaStep(
+            max_error=max(errors, default=0.0),
+            mean_error=math.fsum(errors) / max(len(errors), 1),
+            delta_norm=math.hypot(*(cut.norm for cut in cuts)),
+        )
 
 
 class DenseEma:
@@ -206,25 +232,88 @@ class FrozenPolicy(_LowRankState):
         return _untruncated_step(self._deltas)
 
 
-def truncate(delta: LowRank, rank: int) -> tuple[LowRank, float, float]:
-    """Best rank-``rank`` approximation: (float32 factors, Frobenius norm of what was cut, Frobenius norm before).
+@torch.no_grad()
+def truncate(deltas: Sequence[LowRank], rank: int) -> list[Truncation]:
+    """Best rank-``rank`` approximation of each delta; all have one shape [out, in], one rank k and one device.
 
-    Works in float64 and never forms the product. Singular values descend along the rank, ``right`` has orthonormal
-    rows (zero rows where ``delta`` has fewer than ``rank``), and each row's entry of largest magnitude is positive,
-    which fixes the signs.
+    Works in float64 and never forms a product. With L^T L = F F^T and R R^T = G G^T (both k x k)
+
+        L R = (L F^-T) (F^T G) (G^-1 R)    whose outer parts are orthonormal
+
+    so the SVD of the small core F^T G is that of the delta. Large matrices meet nothing but batched products on their
+    own device; the k x k ones are decomposed on the CPU, where LAPACK is quick at this size, with one copy each way.
+    However rough F and G, their inverses cancel in L R; so this is as good as QR of both sides, which is far slower.
+
+    Factors are float32. Singular values descend along the rank, ``right`` has orthonormal rows (zero rows where the
+    delta has fewer than ``rank``), and each row's entry of largest magnitude is positive, which fixes the signs.
     """
-    left_basis, left_core = torch.linalg.qr(delta.left.detach().double())
-    right_basis, right_core = torch.linalg.qr(delta.right.detach().double().T)
-    u, singular, vh = torch.linalg.svd(left_core @ right_core.T, full_matrices=False)
-    norm, lost = float(singular.norm()), float(singular[rank:].norm())
-    left = left_basis @ (u[:, :rank] * singular[:rank])
-    right = vh[:rank] @ right_basis.T
-    missing = rank - len(singular[:rank])
-    left = torch.nn.functional.pad(left, (0, missing))
-    right = torch.nn.functional.pad(right, (0, 0, 0, missing))
-    peak = right.gather(1, right.abs().argmax(dim=1, keepdim=True))
-    sign = torch.where(peak < 0, -1.0, 1.0).to(right.dtype)  # [rank, 1]
-    return LowRank((left * sign.T).float().contiguous(), (right * sign).float().contiguous()), lost, norm
+    left = torch.stack([delta.left.double() for delta in deltas])
+    right = torch.stack([delta.right.double() for delta in deltas])
+    grams = torch.stack([left.mT @ left, right @ right.mT]).cpu()
+    with _one_thread():
+        left_map, right_map, singular = _best_maps(grams, rank)
+    left, right = left @ left_map.to(left.device), right_map.to(right.device) @ right
+    peak = right.gather(2, right.abs().argmax(dim=2, keepdim=True))
+    sign = torch.where(peak < 0, -1.0, 1.0).to(right.dtype)  # [n, rank, 1]
+    left, right = (left * sign.mT).float(), (right * sign).float()
+    lost, norm = singular[:, rank:].norm(dim=1).tolist(), singular.norm(dim=1).tolist()
+    return [
+        Truncation(LowRank(*sides), *sizes)
+        for *sides, sizes in zip(left, right, zip(lost, norm, strict=True), strict=True)
+    ]
+
+
+def _best_maps(grams: Tensor, rank: int) -> tuple[Tensor, Tensor, Tensor]:
+    """What to multiply L with [n, k, rank] and R with [n, rank, k], and the singular values [n, k].
+
+    grams: L^T L and R R^T, [2, n, k, k]
+    """
+    (left_root, left_inverse), (right_root, right_inverse) = (_gram_root(gram) for gram in grams)
+    u, singular, vh = torch.linalg.svd(left_root.mT @ right_root)
+    singular = torch.where(singular > _RESOLUTION * singular[:, :1], singular, 0.0)
+    kept = singular[:, :rank]
+    left_map = left_inverse @ (u[..., :rank] * kept[:, None, :])
+    right_map = (vh[:, :rank] * (kept > 0)[..., None]) @ right_inverse.mT
+    missing = rank - kept.shape[1]
+    pad = torch.nn.functional.pad
+    return pad(left_map, (0, missing)), pad(right_map, (0, 0, 0, missing)), singular
+
+
+def _gram_root(gram: Tensor) -> tuple[Tensor, Tensor]:
+    """F and F^-T, [n, k, k], of gram = F F^T; for gram = X^T X the columns of X F^-T are orthonormal, or 0.
+
+    Columns of X are first brought to length 1, whatever their scale. Directions in which they then depend on each
+    other up to rounding (shorter than 1.5e-7 at k = 96, about what float32 columns can tell) are left out.
+    """
+    norm = gram.diagonal(dim1=-2, dim2=-1).sqrt()[..., None]
+    scale = torch.where(norm > 0, norm, 1.0)
+    values, vectors = torch.linalg.eigh(gram / (scale * scale.mT))
+    values = values[:, None, :]
+    distinct = values > gram.shape[-1] * torch.finfo(gram.dtype).eps
+    lengths = torch.where(distinct, values, 1.0).sqrt()
+    vectors = vectors * distinct
+    return norm * vectors * lengths, vectors / (scale * lengths)
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Decompositions of small matrices gain nothing from more, and slow down ten- to hundredfold on busy cores."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _batches(*sides: Mapping[str, LowRank]) -> Iterator[list[str]]:
+    """Names of matrices that are alike in every mapping, at most ``_BATCH_ENTRIES`` factor entries at a time."""
+    groups: dict[tuple[tuple[int, ...], ...], list[str]] = {}
+    for name in sides[0]:
+        groups.setdefault(tuple((*side[name].shape, side[name].rank) for side in sides), []).append(name)
+    for alike, names in groups.items():
+        size = max(1, _BATCH_ENTRIES // sum((out + into) * rank for out, into, rank in alike))
+        yield from (names[start : start + size] for start in range(0, len(names), size))
 
 
 def _mix(verifier: LowRank, policy: LowRank, alpha: float) -> LowRank:
@@ -240,8 +329,17 @@ def _with_identity(delta: Tensor) -> LowRank:
 
 
 def _untruncated_step(deltas: Mapping[str, LowRank] | Mapping[str, Tensor]) -> EmaStep:
-    norms = [float(d.double().norm()) if isinstance(d, Tensor) else d.norm() for d in deltas.values()]
-    return EmaStep(max_error=0.0, mean_error=0.0, delta_norm=math.hypot(*norms))
+    squares = [_squared_norm(delta) for delta in deltas.values()]
+    total = float(torch.stack(squares).sum()) if squares else 0.0
+    return EmaStep(max_error=0.0, mean_error=0.0, delta_norm=math.sqrt(total))
+
+
+def _squared_norm(delta: LowRank | Tensor) -> Tensor:
+    """Of a delta, or of one as its factors by their Gram matrices; float64, on the device."""
+    if isinstance(delta, Tensor):
+        return delta.double().square().sum()
+    left, right = delta.left.detach().double(), delta.right.detach().double()
+    return ((left.T @ left) * (right @ right.T)).sum().clamp(min=0)
 
 
 def _float32(delta: LowRank) -> LowRank:

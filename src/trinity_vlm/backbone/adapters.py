@@ -179,7 +179,7 @@ class Adapters:
 
     def state(self, name: str) -> dict[str, Tensor]:
         """Copies of the adapter's tensors on the CPU, under PEFT's saved names."""
-        return {key: value.detach().cpu().clone() for key, value in self.parameters(name).items()}
+        return {key: value.detach().to("cpu", copy=True) for key, value in self.parameters(name).items()}
 
     @torch.no_grad()
     def load_state(self, name: str, state: Mapping[str, Tensor]) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import time
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 from PIL import Image
@@ -121,3 +124,24 @@ def test_the_cache_forgets_the_least_recently_used():
     assert cache.get("b", lambda: "again") == "again"
     assert cache.get("d", lambda: "d" * 50) == "d" * 50
     assert len(cache) == 1
+
+
+def test_threads_encode_one_prompt_at_a_time(qwen, monkeypatch):
+    """The update's thread encodes while episodes do; the pixel cache and the tokenizer know nothing of threads."""
+    inside, most = 0, 0
+    original = qwen._encoder._encode
+
+    def watched(prompt):
+        nonlocal inside, most
+        inside += 1
+        most = max(most, inside)
+        time.sleep(0.01)
+        inside -= 1
+        return original(prompt)
+
+    monkeypatch.setattr(qwen._encoder, "_encode", watched)
+    prompts = [ask(f"How many {i}?", picture(i)) for i in range(8)]
+    with ThreadPoolExecutor(4) as threads:
+        found = list(threads.map(qwen.encode, prompts))
+    assert most == 1
+    assert [e.input_ids for e in found] == [original(p).input_ids for p in prompts]

@@ -10,6 +10,10 @@ import torch
 from torch import Tensor
 
 from trinity_vlm.backbone.encoding import EncodedPrompt
+from trinity_vlm.backbone.shared_attention import Segments
+
+Pack = tuple[EncodedPrompt, Sequence[Sequence[int]]]
+"""A prompt and its completions."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -27,6 +31,7 @@ class Batch:
     completion_ids: [S, T]; completion_mask: [S, T], True on completion tokens
     row_of: [S] row of each sequence
     predicted_at: [S, T] index into L of the position whose output predicts the token
+    segments: lengths of a single row's prompt and completions, which then take the place of the mask
     """
 
     input_ids: Tensor
@@ -38,6 +43,7 @@ class Batch:
     completion_mask: Tensor
     row_of: Tensor
     predicted_at: Tensor
+    segments: Segments | None = None
 
 
 def collate(
@@ -81,19 +87,27 @@ def collate(
     )
 
 
-def collate_shared(
-    packs: Sequence[tuple[EncodedPrompt, Sequence[Sequence[int]]]], pad_id: int, device: torch.device
-) -> Batch:
+def collate_shared(packs: Sequence[Pack], pad_id: int, device: torch.device) -> Batch:
     """One row per prompt with all of its completions behind it: the prompt is computed once for all of them.
 
     Sequences are in the order of the packs. Values are those of separate rows up to rounding. For families with three
     rotary axes and causal attention.
     """
+    return _lay_out(packs, pad_id, device, None)
+
+
+def collate_row(pack: Pack, pad_id: int, device: torch.device) -> Batch:
+    """As ``collate_shared`` for one prompt with one or more completions, without a mask: memory grows with the length
+    of the row, not with its square. Needs the attention of ``shared_attention``."""
+    prompt, completions = pack
+    return _lay_out([pack], pad_id, device, Segments(len(prompt.input_ids), tuple(map(len, completions))))
+
+
+def _lay_out(packs: Sequence[Pack], pad_id: int, device: torch.device, segments: Segments | None) -> Batch:
     lengths = [len(prompt.input_ids) + sum(map(len, completions)) for prompt, completions in packs]
     width, longest = max(lengths), max(len(c) for _, completions in packs for c in completions)
     number = sum(len(completions) for _, completions in packs)
     ids = torch.full((len(packs), width), pad_id)
-    mask = torch.eye(width, dtype=torch.bool).repeat(len(packs), 1, 1)
     positions = torch.zeros(3, len(packs), width, dtype=torch.long)
     extras = {
         name: torch.zeros(len(packs), width, dtype=v.dtype) for p, _ in packs for name, v in p.token_inputs.items()
@@ -105,7 +119,6 @@ def collate_shared(
     for row, (prompt, completions) in enumerate(packs):
         size = start = len(prompt.input_ids)
         ids[row, :size] = torch.tensor(prompt.input_ids)
-        mask[row, :size, :size] = torch.ones(size, size, dtype=torch.bool).tril()
         positions[:, row, :size] = sequence_positions(prompt, 0, 3)
         for name, values in prompt.token_inputs.items():
             extras[name][row, :size] = values
@@ -113,16 +126,15 @@ def collate_shared(
             index, stop = len(row_of), start + len(completion)
             row_of.append(row)
             ids[row, start:stop] = torch.tensor(completion)
-            mask[row, start:stop, :size] = True
-            mask[row, start:stop, start:stop] = torch.ones(stop - start, stop - start, dtype=torch.bool).tril()
             positions[:, row, start:stop] = prompt.next_position + torch.arange(stop - start)
             completion_ids[index, : stop - start] = ids[row, start:stop]
             completion_mask[index, : stop - start] = True
             predicted_at[index, : stop - start] = torch.tensor([size - 1, *range(start, stop - 1)])
             start = stop
+    mask = _mask_per_query(packs, width) if segments is None else torch.ones(1, width, dtype=torch.long)
     return Batch(
         ids.to(device),
-        mask[:, None].to(device),
+        mask.to(device),
         positions.to(device),
         {name: values.to(device) for name, values in extras.items()},
         tuple(prompt for prompt, _ in packs),
@@ -130,7 +142,22 @@ def collate_shared(
         completion_mask.to(device),
         torch.tensor(row_of, device=device),
         predicted_at.to(device),
+        segments,
     )
+
+
+def _mask_per_query(packs: Sequence[Pack], width: int) -> Tensor:
+    """[B, 1, L, L]: prompt tokens see earlier ones; completion tokens the prompt and earlier ones of their own."""
+    mask = torch.eye(width, dtype=torch.bool).repeat(len(packs), 1, 1)
+    for row, (prompt, completions) in zip(mask, packs, strict=True):
+        size = start = len(prompt.input_ids)
+        row[:size, :size] = torch.ones(size, size, dtype=torch.bool).tril()
+        for length in map(len, completions):
+            own = slice(start, start + length)
+            row[own, :size] = True
+            row[own, own] = torch.ones(length, length, dtype=torch.bool).tril()
+            start += length
+    return mask[:, None]
 
 
 def sequence_positions(prompt: EncodedPrompt, num_completion: int, axes: int) -> Tensor:

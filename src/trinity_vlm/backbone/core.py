@@ -13,11 +13,14 @@ from PIL import Image
 from torch import Tensor, nn
 from transformers import Cache
 
+from trinity_vlm.backbone.activations import COMPILED, COMPILED_FLOAT32_ADAPTERS, EAGER, ActivationModel
 from trinity_vlm.backbone.adapters import Adapters
-from trinity_vlm.backbone.batching import Batch, collate, collate_shared, stack_image_inputs
+from trinity_vlm.backbone.batching import Batch, Pack, collate, collate_row, collate_shared, stack_image_inputs
+from trinity_vlm.backbone.decoder_layers import DecoderLayers
 from trinity_vlm.backbone.encoding import EncodedPrompt, PromptEncoder
 from trinity_vlm.backbone.loading import attends_by_mask, end_ids, load_model, load_processor, never_sampled_ids
-from trinity_vlm.backbone.logprobs import token_logprobs
+from trinity_vlm.backbone.logprobs import frozen_head_logprobs, logit_bytes, token_logprobs
+from trinity_vlm.backbone.shared_attention import take_segments
 from trinity_vlm.backbone.vision import VisionFeatures, supports_feature_cache
 from trinity_vlm.config import LoraConfig, ModelConfig
 from trinity_vlm.ema import LowRank
@@ -35,8 +38,8 @@ class Backbone:
     context: most tokens of a prompt and its completion together
     num_logits: rows of the output layer, at least the tokenizer's vocabulary
     eos_ids: ids that end a completion
-    attends_by_mask: whether every layer obeys a mask given per query
-    shares_prompts: whether completions of one prompt may share a row of a batch (``collate_shared``)
+    attends_by_mask: whether every layer obeys a boolean mask given per query
+    shares_prompts: whether completions of one prompt may share a row of a batch (``collate_shared``, ``collate_row``)
     placeholder_ids: ids that are never sampled; log-probabilities are normalised without them
     """
 
@@ -63,6 +66,9 @@ class Backbone:
         has_features = supports_feature_cache(self._inner)
         self.attends_by_mask = attends_by_mask(model)
         self.shares_prompts = has_features and self.attends_by_mask
+        self._layers = DecoderLayers(getattr(model.get_decoder(), "layers", ()))
+        if self.shares_prompts:
+            take_segments(model.get_decoder())
         if has_features:
             self._vision = VisionFeatures(self._inner, frozen=lora is not None)
 
@@ -99,9 +105,13 @@ class Backbone:
         """Pad prompts with their completions to one batch on the model's device."""
         return collate(sequences, pad, self.pad_id, self.device)
 
-    def collate_shared(self, packs: Sequence[tuple[EncodedPrompt, Sequence[Sequence[int]]]]) -> Batch:
+    def collate_shared(self, packs: Sequence[Pack]) -> Batch:
         """One row per prompt with all of its completions behind it; only where ``shares_prompts``."""
         return collate_shared(packs, self.pad_id, self.device)
+
+    def collate_row(self, prompt: EncodedPrompt, completions: Sequence[Sequence[int]]) -> Batch:
+        """One prompt with its completions behind it, for long rows: no mask, no padding; where ``shares_prompts``."""
+        return collate_row((prompt, completions), self.pad_id, self.device)
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Text of a completion without its end-of-turn ids; thinking tags are kept."""
@@ -111,12 +121,14 @@ class Backbone:
 
     def hidden_states(self, batch: Batch, cache: Cache | None = None) -> Tensor:
         """Final hidden states [B, L, H] of the active adapter; fills ``cache`` when one is given."""
-        inputs = {
+        inputs: dict[str, Any] = {
             "input_ids": batch.input_ids,
             "attention_mask": batch.attention_mask,
             "position_ids": batch.position_ids,
             **{k: v for k, v in batch.token_inputs.items() if k in self._arguments},
         }
+        if batch.segments is not None:
+            inputs |= {"attention_mask": None, "segments": batch.segments}
         with self.image_inputs(batch.prompts) as image_inputs:
             return self._inner(**inputs, **image_inputs, **self.cache_arguments(cache))[0]
 
@@ -138,20 +150,66 @@ class Backbone:
         """
         trains = torch.is_grad_enabled() and (self._adapters is None or adapter == POLICY)
         self.model.train(trains)
+        rows, columns = batch.completion_mask.nonzero(as_tuple=True)
+        predicted_at, token_ids = batch.predicted_at[rows, columns], batch.completion_ids[rows, columns]
         with torch.set_grad_enabled(trains), self.use_adapter(adapter):
-            hidden = self.hidden_states(batch)
-            selected = hidden[batch.row_of[:, None], batch.predicted_at][batch.completion_mask]
-            token_ids = batch.completion_ids[batch.completion_mask]
-            values = token_logprobs(selected, token_ids, self.logits, self.num_logits)
+            with self._layers.arranged(compiled=batch.segments is not None):
+                hidden = self.hidden_states(batch)
+            values = self._token_logprobs(hidden[batch.row_of[rows], predicted_at], token_ids)
         blank = torch.zeros(batch.completion_ids.shape, device=hidden.device)
-        return blank.masked_scatter(batch.completion_mask, values)
+        return blank.index_put((rows, columns), values)
+
+    def _token_logprobs(self, hidden: Tensor, token_ids: Tensor) -> Tensor:
+        head = self._head
+        if type(head) is nn.Linear and not head.weight.requires_grad:
+            return frozen_head_logprobs(hidden, token_ids, head.weight, head.bias, self._banned)
+        return token_logprobs(hidden, token_ids, self.logits, self.num_logits)
 
     def set_gradient_checkpointing(self, enabled: bool) -> None:
         """Recompute layer activations in the backward pass instead of keeping them."""
-        if enabled:
+        self._layers.num_recomputed = len(self._layers) if enabled else 0
+        if self._adapters is not None and len(self._layers) > 0:
+            return
+        if enabled:  # of layers elsewhere: a vision tower that trains too
             self._base.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         else:
             self._base.gradient_checkpointing_disable()
+
+    def fit_checkpointing(self, tokens: int, budget: float) -> int:
+        """Recompute as few layers as let the activations of ``tokens`` tokens stay within ``budget`` bytes.
+
+        Returns the number of layers; all of them where no number is enough.
+        """
+        total = len(self._layers)
+        fitting = (n for n in range(total) if self._activation_bytes(tokens, n) <= budget)
+        self._layers.num_recomputed = next(fitting, total)
+        return self._layers.num_recomputed
+
+    def activation_bytes(self, tokens: int, checkpointed: bool) -> int:
+        """An estimate of what a forward-backward pass over ``tokens`` tokens takes beside weights and gradients."""
+        return self._activation_bytes(tokens, len(self._layers) if checkpointed else 0)
+
+    def _activation_bytes(self, tokens: int, num_recomputed: int) -> int:
+        compiled = COMPILED if self._layers.low_precision else COMPILED_FLOAT32_ADAPTERS
+        counts = compiled if self._layers.is_compiled else EAGER
+        head = logit_bytes(self.device, tokens, self.num_logits)
+        shape = ActivationModel.of(self._base.config.get_text_config(), self.dtype.itemsize)
+        return shape.num_bytes(tokens, num_recomputed, counts) + head
+
+    def compile_layers(self, backend: str = "inductor") -> None:
+        """Compile the decoder layers for ``completion_logprobs`` of ``collate_row`` batches; all else stays as it is.
+
+        One compilation, at the first such call, serves all layers, lengths and numbers of completions.
+        """
+        self._layers.compile(backend)
+
+    def round_adapters(self, enabled: bool) -> None:
+        """Let ``completion_logprobs`` multiply with the float32 adapters in the model's own dtype, as engines do.
+
+        In bfloat16 products with an adapter in float32 take longer than their share, and each keeps a float32 copy of
+        its input for the backward pass. Parameters and gradients stay float32. A float32 model is not affected.
+        """
+        self._layers.low_precision = enabled
 
     def blank_image_gap(self, prompt: Prompt, token_ids: Sequence[int] = (), adapter: str | None = None) -> float:
         """Mean absolute change of token log-probabilities when the image is replaced by a grey one of its size.

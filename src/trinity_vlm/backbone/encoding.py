@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -102,6 +103,7 @@ class PromptEncoder:
         self._tokenizer: Any = processor.tokenizer
         self._removed_tokens = removed_tokens
         self._positions_of = positions_of
+        self._lock = threading.Lock()
         self._special_ids = {i for i, t in self._tokenizer.added_tokens_decoder.items() if t.special}
         self._placeholders: BoundedCache[_Placeholder] = BoundedCache(
             PIXEL_CACHE_BYTES, lambda value: tensor_bytes(value.image_inputs)
@@ -126,7 +128,14 @@ class PromptEncoder:
         return rendered
 
     def encode(self, prompt: Prompt) -> EncodedPrompt:
-        """Token ids and image tensors; raises ValueError for more than one image in a conversation."""
+        """Token ids and image tensors; raises ValueError for more than one image in a conversation.
+
+        Threads may call it: one prompt is encoded at a time.
+        """
+        with self._lock:
+            return self._encode(prompt)
+
+    def _encode(self, prompt: Prompt) -> EncodedPrompt:
         images = [m.image for m in prompt.messages if m.image is not None]
         if len(images) > 1:
             raise ValueError(f"a conversation holds at most one image, found {len(images)}")

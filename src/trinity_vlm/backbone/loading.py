@@ -17,6 +17,7 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForImageTextToText, AutoProcessor, ProcessorMixin
 
 from trinity_vlm.backbone.adapters import target_layers
+from trinity_vlm.backbone.shared_attention import NAME as SHARED_ROWS
 from trinity_vlm.config import LoraConfig, ModelConfig
 from trinity_vlm.errors import ConfigError, ModelLoadError
 
@@ -168,10 +169,13 @@ def _limit_pixels(image_processor: Any, config: ModelConfig) -> None:
 
 
 def attends_by_mask(model: nn.Module) -> bool:
-    """Whether every layer is full attention that obeys a mask given per query (sdpa or eager)."""
+    """Whether every layer is full attention that obeys a boolean mask given per query: sdpa, as it is or wrapped.
+
+    Eager attention does not: it adds the mask to its scores.
+    """
     text = model.config.get_text_config()  # type: ignore[union-attr, operator]
     layers = getattr(text, "layer_types", None) or ["full_attention"]
-    return text._attn_implementation in ("sdpa", "eager") and set(layers) == {"full_attention"}
+    return text._attn_implementation in ("sdpa", SHARED_ROWS) and set(layers) == {"full_attention"}
 
 
 def end_ids(model: Any, tokenizer: Any) -> frozenset[int]:

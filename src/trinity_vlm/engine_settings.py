@@ -16,14 +16,14 @@ _URL = re.compile(r"https?://[^\s/?#@]+(/[^\s?#@]*)?")
 class VllmConfig(Section):
     """The in-process vLLM engine: how much memory it may take, and whether it may capture graphs."""
 
-    gpu_memory_utilization: Annotated[float, Field(gt=0, lt=1)] = Field(
-        0.5, description="share of the GPU for vLLM's weights and cache; the trainer needs the rest"
-    )
     kv_cache_gib: PositiveFloat | None = Field(
-        None, description="size of the key-value cache; unset: what gpu_memory_utilization leaves, 1 GiB on a CPU"
+        None, description="size of the key-value cache; unset: what the memory plan leaves (`doctor`), 1 GiB on a CPU"
     )
     mm_cache_gib: NonNegativeFloat = Field(1.0, description="bound of vLLM's cache of processed images; 0: none")
     enforce_eager: bool = Field(False, description="no captured CUDA graphs: a quicker start, slower decoding")
+    share_weights: bool = Field(
+        True, description="on a GPU: the trainer reads vLLM's base weights instead of holding its own"
+    )
 
 
 class ServersConfig(Section):

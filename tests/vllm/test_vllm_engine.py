@@ -199,10 +199,11 @@ def test_a_new_version_is_never_answered_from_the_old_ones_cache(backbone, engin
 
 
 def test_swaps_under_load_never_mix_versions(backbone, engine, versions):
-    """120 requests over five swaps, new ones sent while old ones run: each is answered by the version of its moment."""
-    count, seeds = 24, (21, 22, 23, 24, 22)
+    """1,000 requests over five swaps, new ones sent while old ones run: each is answered by the version it met."""
+    count, seeds = 200, (21, 22, 23, 24, 22)
+    few = replace(GREEDY, max_tokens=8)
     asked = [
-        request(f"Question {i}: how many?", i % 4 or None, seed=i, sampling=GREEDY, want_logprobs=True)
+        request(f"Question {i}: how many?", i % 4 or None, seed=i, sampling=few, want_logprobs=True)
         for i in range(count)
     ]
     alone = {s: [completions[0] for completions in trainers_answers(backbone, s, asked)] for s in set(seeds)}
@@ -280,6 +281,12 @@ def test_placeholders_are_never_sampled(backbone, engine):
     assert not set(tokens) & backbone.placeholder_ids
 
 
+def test_more_prompt_tokens_than_one_step_takes(engine):
+    """Seeded samples of long prompts that arrive together: on a CPU vLLM dies of a seeded prompt in two pieces."""
+    asked = [request(f"{i}: " + "word " * 90, None, seed=i, sampling=replace(FREE, max_tokens=2)) for i in range(60)]
+    assert sum(len(c.prompt_token_ids) for (c,) in run(engine, *asked)) > 2 * 2048
+
+
 def test_budgets_and_contexts(backbone, engine):
     """Exactly the budget or an end id; a prompt that fills the context gives empty completions."""
     (completions,) = run(engine, request(n=8, sampling=replace(HOT, max_tokens=7)))
@@ -335,6 +342,21 @@ def test_bad_requests_and_adapters_leave_the_engine_alive(backbone, engine, monk
             engine.load_adapter(POLICY, 1, state)
     assert run(engine, request(sampling=GREEDY))[0][0].token_ids == before
     assert len(engine._background.call(engine._llm.list_loras())) == 2
+
+
+def test_a_prompts_beginning_is_computed_once(engine, versions):
+    """vLLM's own count: the second tail of an image finds whole blocks of it cached; a new version finds none."""
+    ask = lambda text: run(engine, request(text, 77, sampling=replace(GREEDY, max_tokens=1)))  # noqa: E731
+    found = []
+    for text, fresh in (("First?", False), ("Second?", False), ("Third?", True)):
+        if fresh:
+            versions(51)
+        before = engine.counters
+        ask(text)
+        found.append({key: value - before[key] for key, value in engine.counters.items()})
+    assert [counts["adapter_loads"] for counts in found] == [0, 0, 0]
+    assert [counts["cached_prompt_tokens"] > 0 for counts in found] == [False, True, False]
+    assert all(counts["prompt_tokens"] > 20 for counts in found)
 
 
 def test_the_image_cache_is_bounded(engine):

@@ -22,7 +22,14 @@ from trinity_vlm.engine.background import BackgroundLoop
 from trinity_vlm.engine.protocol import GenerationRequest, Sampling
 from trinity_vlm.engine.vllm.adapters import AdapterFolder, delta_size
 from trinity_vlm.engine.vllm.engine import VllmEngine
-from trinity_vlm.engine.vllm.library import engine_arguments, only_device, served_rank
+from trinity_vlm.engine.vllm.library import (
+    ServedAdapters,
+    engine_arguments,
+    kernel_options,
+    only_device,
+    served_adapters,
+    served_rank,
+)
 from trinity_vlm.engine.vllm.requests import check_expansion, cut_behind, make_job
 from trinity_vlm.engine.vllm.versions import AdapterVersions
 from trinity_vlm.engine.vllm.worker import ban_in_logits
@@ -293,7 +300,7 @@ def test_a_prompt_read_differently_is_refused(backbone):
     job = make_job(backbone, request(image=picture(1)))
     ids = job.encoded.input_ids
     check_expansion(ids, list(ids), job)
-    with pytest.raises(EngineError, match=rf"{len(ids) + 1} tokens, the trainer as {len(ids)}; .*position 3 .*128x128"):
+    with pytest.raises(EngineError, match=rf"{len(ids) + 1} and {len(ids)} tokens, .*difference at 3 .*128x128"):
         check_expansion(ids, [*ids[:3], 7, *ids[3:]], job)
 
 
@@ -318,15 +325,28 @@ def test_the_rank_that_holds_all_adapters():
         served_rank({"policy": 32, "verifier": 256}, allowed)
 
 
+def test_room_is_made_for_the_adapted_layers_alone():
+    """Of the largest rank in any layer of any adapter; embeddings and output layer get none."""
+    a, b = "base_model.model.model.layers.0.{}.lora_A.weight", "base_model.model.model.layers.0.{}.lora_B.weight"
+    shapes = {
+        "policy": {a.format("mlp.up_proj"): (4, 9), b.format("mlp.up_proj"): (8, 4)},
+        "verifier": {a.format("self_attn.q_proj"): (12, 9), b.format("self_attn.q_proj"): (99, 12)},
+    }
+    assert served_adapters(shapes, (1, 8, 16)) == ServedAdapters(2, 16, frozenset({"up_proj", "q_proj"}))
+
+
 def test_vllm_starts_with_the_trainers_model_dtype_pixels_and_context(backbone):
     """And with an empty adapter slot on a CPU: two versions of one adapter in three slots."""
     model = ModelConfig(path="tiny", min_pixels=4096, max_pixels=8192)
-    arguments = engine_arguments(backbone, model, VllmConfig(kv_cache_gib=0.25), 8, 16)
+    served = ServedAdapters(1, 16, frozenset({"q_proj", "k_proj"}))
+    arguments = engine_arguments(backbone, model, VllmConfig(kv_cache_gib=0.25), 8, served)
     assert arguments["dtype"] == "float32"
     assert arguments["max_model_len"] == backbone.context
     assert arguments["mm_processor_kwargs"] == {"size": {"shortest_edge": 4096, "longest_edge": 8192}}
     assert arguments["kv_cache_memory_bytes"] == 2**28
     assert (arguments["max_loras"], arguments["max_cpu_loras"], arguments["max_lora_rank"]) == (3, 3, 16)
+    assert arguments["lora_target_modules"] == ["k_proj", "q_proj"]
+    assert not [name for name in engine_arguments(backbone, model, VllmConfig(), 8, None) if "lora" in name]
 
 
 def test_only_this_gpu_is_seen_by_new_processes(monkeypatch):
@@ -337,6 +357,19 @@ def test_only_this_gpu_is_seen_by_new_processes(monkeypatch):
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "4,6"
     with only_device(torch.device("cpu")):
         assert os.environ["CUDA_VISIBLE_DEVICES"] == "4,6"
+
+
+def test_measured_kernel_options_are_used_on_the_gpu_they_were_measured_on(monkeypatch, tmp_path):
+    """And nowhere else: vLLM would warn about missing files."""
+    monkeypatch.setattr("trinity_vlm.engine.vllm.library._KERNELS", tmp_path)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA H200")
+    gpu = torch.device("cuda", 0)
+    assert kernel_options(gpu) == {}
+    (tmp_path / "NVIDIA_H100_80GB_HBM3_SHRINK.json").touch()
+    assert kernel_options(gpu) == {}
+    (tmp_path / "NVIDIA_H200_SHRINK.json").touch()
+    assert kernel_options(gpu) == {"VLLM_TUNED_CONFIG_FOLDER": str(tmp_path)}
+    assert kernel_options(torch.device("cpu")) == {}
 
 
 @pytest.mark.skipif(importlib.util.find_spec("vllm") is not None, reason="vLLM is installed here")

@@ -33,7 +33,11 @@ async def _check(config: ServersConfig, key: str, context: int | None) -> None:
     finally:
         await client.close()
     if all(result is not None for result in results):
-        raise ConfigError(f"{key}.urls: no server answers: {'; '.join(map(str, results))}")
+        instead = "unset roles.verifier_engine" if context is None else "set engine.kind=transformers"
+        raise ConfigError(
+            f"{key}.urls: no server answers: {'; '.join(map(str, results))}. Is one running, and reachable from here? "
+            f"Try: curl {config.roots[0]}/v1/models; docs/engines.md shows how to start one; or {instead}"
+        )
 
 
 async def _check_one(client: Client, config: ServersConfig, key: str, root: str, context: int | None) -> str | None:

@@ -15,6 +15,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from trinity_vlm.engine.background import BackgroundLoop
+from trinity_vlm.engine.expansion import difference
 from trinity_vlm.engine.openai.adapters import AdapterShelf
 from trinity_vlm.engine.openai.answers import empty_completions, read_completions
 from trinity_vlm.engine.openai.client import BudgetTooLarge, Client, PromptTooLong, RequestRefused, ServerFailure
@@ -180,14 +181,7 @@ class OpenAIEngine:
         if completion.prompt_token_ids != prompt_ids:
             raise EngineError(
                 f"{self._key}: the server read the prompt of a {request.call} call as other tokens than the trainer "
-                f"({_first_difference(completion.prompt_token_ids, prompt_ids)}); it must serve the same checkpoint "
+                f"({difference(completion.prompt_token_ids, prompt_ids)}); it must serve the same checkpoint "
                 "with the same chat template and pixel bounds (model.min_pixels, model.max_pixels)"
             )
         return replace(completion, text=self._backbone.decode(completion.token_ids))
-
-
-def _first_difference(served: tuple[int, ...], trained: tuple[int, ...]) -> str:
-    at = next(
-        (i for i, (a, b) in enumerate(zip(served, trained, strict=False)) if a != b), min(len(served), len(trained))
-    )
-    return f"{len(served)} and {len(trained)} tokens, the first difference at {at}"

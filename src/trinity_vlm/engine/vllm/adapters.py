@@ -7,6 +7,7 @@ is none, the temporary directory serves.
 from __future__ import annotations
 
 import itertools
+import math
 import os
 import tempfile
 from collections.abc import Mapping
@@ -15,7 +16,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from trinity_vlm.ema import LowRank
 from trinity_vlm.engine.adapter_files import LockedFolder, peft_files, write_adapter
+from trinity_vlm.engine.vllm.sharing import plain_name
 
 _RAM_DISK = Path("/dev/shm")
 _DOWN, _UP = ".lora_A.weight", ".lora_B.weight"
@@ -36,12 +39,20 @@ class AdapterFolder(LockedFolder):
         return folder
 
 
-def delta_size(state: Mapping[str, Tensor], alpha: float) -> float:
-    """An upper bound of the root mean square of the largest layer delta: |B| |A| scaling / sqrt(out in)."""
-    sizes = [0.0]
+def deltas(state: Mapping[str, Tensor], alpha: float) -> dict[str, LowRank]:
+    """What an adapter's state (PEFT keys) adds to the weights, by their plain names; the layer's scaling folded in."""
+    found = {}
     for key, down in state.items():
         if key.endswith(_DOWN):
-            up = state[key.removesuffix(_DOWN) + _UP]
-            scale = alpha / down.shape[0] / (up.shape[0] * down.shape[1]) ** 0.5
-            sizes.append(float(down.float().norm() * up.float().norm()) * scale)
-    return max(sizes)
+            layer = key.removesuffix(_DOWN)
+            found[f"{plain_name(layer)}.weight"] = LowRank(state[layer + _UP] * (alpha / down.shape[0]), down)
+    return found
+
+
+def delta_size(state: Mapping[str, Tensor], alpha: float) -> float:
+    """An upper bound of the root mean square of the largest layer delta: |B| |A| scaling / sqrt(out in)."""
+    sizes = (
+        float(delta.left.float().norm() * delta.right.float().norm()) / math.prod(delta.shape) ** 0.5
+        for delta in deltas(state, alpha).values()
+    )
+    return max(sizes, default=0.0)

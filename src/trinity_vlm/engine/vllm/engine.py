@@ -11,10 +11,14 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import logging
 import os
+import time
 import weakref
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -22,11 +26,12 @@ from torch import Tensor
 
 from trinity_vlm.backbone import Backbone
 from trinity_vlm.config import ModelConfig
+from trinity_vlm.ema import LowRank
 from trinity_vlm.engine.background import BackgroundLoop
 from trinity_vlm.engine.parity import completion_gap
 from trinity_vlm.engine.protocol import GenerationRequest, Sampling
-from trinity_vlm.engine.vllm.adapters import AdapterFolder, delta_size
-from trinity_vlm.engine.vllm.library import engine_arguments, import_vllm, only_device, served_rank
+from trinity_vlm.engine.vllm.adapters import AdapterFolder, delta_size, deltas
+from trinity_vlm.engine.vllm.library import engine_arguments, import_vllm, kernel_options, only_device, served_adapters
 from trinity_vlm.engine.vllm.requests import (
     Job,
     check_expansion,
@@ -36,12 +41,16 @@ from trinity_vlm.engine.vllm.requests import (
     make_job,
     sampling_arguments,
 )
+from trinity_vlm.engine.vllm.sharing import SharedWeights, SharingReport, import_tensors
+from trinity_vlm.engine.vllm.swapping import WeightWriter
 from trinity_vlm.engine.vllm.versions import AdapterVersions
 from trinity_vlm.engine_settings import VllmConfig
 from trinity_vlm.errors import ConfigError, EngineError
 from trinity_vlm.seeds import derive_seed
 from trinity_vlm.types import CallType, Completion, Message, Prompt
 
+_log = logging.getLogger(__name__)
+_CACHE_RESETS = 20
 _CANARY = Prompt((Message("user", "Count from one to ten, then say what comes after."),))
 _CANARY_SAMPLING = Sampling(temperature=0.0, top_p=1.0, top_k=0, max_tokens=8)
 # Deltas (root mean square) from which on an adapter must move the canary's log-probabilities: any in float32;
@@ -53,24 +62,38 @@ class VllmEngine:
     """Engine over a vLLM of the backbone's model; the backbone itself only encodes prompts and decodes completions.
 
     max_sequences: sequences decoded side by side
+    adapters: False for an engine that serves none, so that its weights have to be swapped (``swap_weights``)
+    overrides: further keyword arguments of vLLM's AsyncEngineArgs, for benchmarks
 
-    Every adapter of the backbone is served as it is now, under version 0. Raises ConfigError when vLLM is missing,
-    ``lora=None``, or an adapter's rank is too large; EngineError when vLLM doesn't start.
+    Every adapter of the backbone is served as it is now, under version 0. On a GPU, with ``share_weights`` set, the
+    backbone's frozen weights become views of vLLM's; its memory peaks before that, when vLLM has loaded its weights
+    and taken its key-value cache beside the backbone's own copy. Captured graphs and compiled code of the backbone
+    must come later than this. Raises ConfigError when vLLM is missing, ``lora=None``, or an adapter's rank is too
+    large; EngineError when vLLM doesn't start.
     """
 
-    def __init__(self, backbone: Backbone, model: ModelConfig, settings: VllmConfig, max_sequences: int) -> None:
+    def __init__(
+        self,
+        backbone: Backbone,
+        model: ModelConfig,
+        settings: VllmConfig,
+        max_sequences: int,
+        *,
+        adapters: bool = True,
+        overrides: Mapping[str, Any] | None = None,
+    ) -> None:
         self.backbone = backbone
         if not backbone.adapter_names:
             raise ConfigError("engine.kind=vllm serves adapters over fixed base weights; full-parameter mode has none")
         states = {name: backbone.adapter_state(name) for name in backbone.adapter_names}
         self._shapes = {name: {key: value.shape for key, value in state.items()} for name, state in states.items()}
         self._library = import_vllm()
-        ranks = {
-            name: max(s[0] for key, s in shapes.items() if ".lora_A." in key) for name, shapes in self._shapes.items()
-        }
-        rank = served_rank(ranks, self._library.lora_ranks)
-        arguments = engine_arguments(backbone, model, settings, max_sequences, rank)
+        served = served_adapters(self._shapes, self._library.lora_ranks) if adapters else None
+        arguments = engine_arguments(backbone, model, settings, max_sequences, served) | dict(overrides or {})
         self._names = itertools.count()
+        self._counts = Counter({"prompt_tokens": 0, "cached_prompt_tokens": 0, "adapter_loads": 0})
+        self._writer: WeightWriter | None = None
+        self._swappable = {} if adapters else states
         self._folder = AdapterFolder()
         self._background = BackgroundLoop("vllm-engine")
         try:
@@ -80,9 +103,40 @@ class VllmEngine:
             self._folder.close()
             raise EngineError(f"vLLM did not start: {type(error).__name__}: {error}") from error
         self._versions = AdapterVersions(self._llm, self._library.LoRARequest)
-        self._closing = weakref.finalize(self, _close, self._llm, self._background, self._folder)
+        self._resources = _Resources(self._llm, self._background, self._folder)
+        self._closing = weakref.finalize(self, _close, self._resources)
+        if not adapters:
+            opening = WeightWriter.open(self._llm.collective_rpc, backbone.model, self._folder.path)
+            self._writer = self._background.call(opening)
+            return
         for name, state in states.items():
             self.load_adapter(name, 0, state)
+        if settings.share_weights and backbone.device.type == "cuda":
+            self._share_if_possible()
+
+    @property
+    def counters(self) -> dict[str, int]:
+        """Since the start: ``prompt_tokens``, how many of them came from the prefix cache, ``adapter_loads``."""
+        return dict(self._counts)
+
+    @property
+    def sharing(self) -> SharingReport | None:
+        """What of the backbone's weights is vLLM's; None when nothing was asked to be shared."""
+        shared = self._resources.shared
+        return None if shared is None else shared.report
+
+    def share_weights(self) -> SharingReport:
+        """Make the backbone's frozen weights views of vLLM's where both are equal bit for bit; the constructor does.
+
+        ``close`` gives the backbone copies of its own again.
+        """
+        self._check_open()
+        (handles,) = self._background.call(self._llm.collective_rpc("trinity_export"))
+        weights = import_tensors(handles, self.backbone.device)
+        self._resources.shared = SharedWeights(self.backbone.model, weights)
+        report = self._resources.shared.report
+        _log.info("%s", report)
+        return report
 
     def episode(self) -> AbstractContextManager[None]:
         """Nothing to hold: vLLM takes up requests as they come."""
@@ -105,12 +159,14 @@ class VllmEngine:
         """Serve ``state`` as adapter ``name`` from the next request on; those under way finish with what they began.
 
         Raises EngineError for wrong keys, and when vLLM refuses the adapter or a canary prompt shows no effect of it;
-        the version before it then stays.
+        the version before it then stays. An engine that serves no adapters keeps it for ``swap_weights``.
         """
         self._check_open()
         self._check_keys(name, state)
-        settings: Any = self.backbone.model.peft_config
-        alpha, dtype = float(settings[name].lora_alpha), self.backbone.dtype
+        if self._writer is not None:
+            self._swappable[name] = {key: value.detach().cpu().clone() for key, value in state.items()}
+            return
+        alpha, dtype = self._alpha(name), self.backbone.dtype
         folder = self._folder.write(f"{name}-v{version}", state, alpha, dtype)
         must_act = delta_size(state, alpha) >= _VISIBLE_DELTA[dtype]
         canary = make_job(self.backbone, _canary_request())
@@ -124,6 +180,24 @@ class VllmEngine:
                 )
 
         self._background.call(self._versions.replace(name, version, folder, check))
+        self._counts["adapter_loads"] += 1
+
+    def swap_weights(self, name: str) -> float:
+        """Make vLLM's own weights those of the base plus adapter ``name`` as it was loaded last; returns seconds.
+
+        All weights of the language model are written, as without adapters they would have to be. Only for an engine
+        with ``adapters=False`` and no request in flight; raises EngineError otherwise.
+        """
+        self._check_open()
+        if self._writer is None:
+            raise EngineError("swap_weights is for an engine built with adapters=False; this one serves adapters")
+        if name not in self._swappable:
+            raise EngineError(f"unknown adapter {name!r}; the backbone has {', '.join(self._swappable)}")
+        if self._llm.output_processor.has_unfinished_requests():
+            raise EngineError("swap_weights: requests are in flight, which would go on with other weights")
+        start = time.perf_counter()
+        self._background.call(self._swap(self._writer, deltas(self._swappable[name], self._alpha(name))))
+        return time.perf_counter() - start
 
     def close(self) -> None:
         """Stop vLLM and delete its adapters; happens by itself when the engine is dropped or the process ends."""
@@ -132,6 +206,8 @@ class VllmEngine:
     # On the engine's own event loop
 
     async def _start(self, arguments: dict[str, Any]) -> Any:
+        for variable, value in kernel_options(self.backbone.device).items():
+            os.environ.setdefault(variable, value)
         with only_device(self.backbone.device):
             llm = self._library.AsyncLLM.from_engine_args(self._library.AsyncEngineArgs(**arguments))
         try:
@@ -144,7 +220,19 @@ class VllmEngine:
             raise
         return llm
 
+    async def _swap(self, writer: WeightWriter, added: Mapping[str, LowRank]) -> None:
+        await writer.write(added)
+        for _ in range(_CACHE_RESETS):  # blocks of the last requests are let go a moment after their answers
+            if await self._llm.reset_prefix_cache():
+                return
+            await asyncio.sleep(0.05)
+        raise EngineError("vLLM's prefix cache could not be reset: keys and values of other weights would be reused")
+
     async def _complete(self, job: Job) -> list[Completion]:
+        if self._writer is not None and job.request.adapter is not None:
+            raise EngineError(
+                f"this engine serves no adapters: swap_weights({job.request.adapter!r}) and ask for adapter=None"
+            )
         async with self._versions.use(job.request.adapter) as handle:
             try:
                 async with asyncio.TaskGroup() as group:
@@ -202,6 +290,8 @@ class VllmEngine:
         if sample.finish_reason not in ("stop", "length"):
             raise EngineError(f"vLLM ended a {request.call} call with {sample.finish_reason!r}")
         check_expansion((*job.encoded.input_ids, *continuation), final.prompt_token_ids, job)
+        self._counts["prompt_tokens"] += len(final.prompt_token_ids)
+        self._counts["cached_prompt_tokens"] += final.num_cached_tokens or 0
         token_ids = list(sample.token_ids)
         if not request.want_logprobs:
             return token_ids, None
@@ -217,6 +307,16 @@ class VllmEngine:
             token_ids, logprobs = await self._run(canary, adapter, 0, salt=f"canary-{next(self._names)}")
             completions.append(make_completion(self.backbone, canary, token_ids, logprobs))
         return completion_gap(*completions) > 0
+
+    def _share_if_possible(self) -> None:
+        try:
+            self.share_weights()
+        except Exception as error:  # no CUDA IPC in this container, for example: two copies work as well
+            _log.warning("the base weights stay on the GPU twice: %s: %s", type(error).__name__, error)
+
+    def _alpha(self, name: str) -> float:
+        settings: Any = self.backbone.model.peft_config
+        return float(settings[name].lora_alpha)
 
     def _check_open(self) -> None:
         if not self._closing.alive:
@@ -238,8 +338,27 @@ def _canary_request() -> GenerationRequest:
     return GenerationRequest(_CANARY, None, _CANARY_SAMPLING, 0, CallType.SOLVE, ("canary",), want_logprobs=True)
 
 
-def _close(llm: Any, background: BackgroundLoop, folder: AdapterFolder) -> None:
+@dataclass(slots=True)
+class _Resources:
+    """What must be let go of when the engine goes."""
+
+    llm: Any
+    background: BackgroundLoop
+    folder: AdapterFolder
+    shared: SharedWeights | None = None
+
+
+def _close(resources: _Resources) -> None:
+    with ExitStack() as stack:
+        stack.callback(resources.folder.close)
+        stack.callback(resources.background.close)
+        if resources.shared is not None:
+            stack.callback(resources.shared.settle)
+        stack.callback(_shut_down, resources.llm)
+        if resources.shared is not None:
+            resources.shared.take_back(alive=not resources.llm.errored)
+
+
+def _shut_down(llm: Any) -> None:
     llm.shutdown()
     llm.shutdown = lambda: None  # its __del__ would call it again, at a moment when the interpreter has nothing left
-    background.close()
-    folder.close()

@@ -6,6 +6,8 @@ import importlib.util
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, get_args
 
@@ -18,9 +20,12 @@ from trinity_vlm.engine_settings import VllmConfig
 from trinity_vlm.errors import ConfigError
 
 WORKER_EXTENSION = "trinity_vlm.engine.vllm.worker.WorkerExtension"
+PLAIN_WORKER_EXTENSION = "trinity_vlm.engine.vllm.plain_worker.PlainWorkerExtension"
 _WAY_OUT = "install it with pip install 'trinity-vlm[vllm]', or set engine.kind=transformers"
 _CPU_KV_CACHE_GIB = 1.0
-_GPU_BATCH_TOKENS = 8192
+_KERNELS = Path(__file__).with_name("lora_kernels")  # written by benchmarks/lora_kernels.py
+_GPU_BATCH_TOKENS, _CPU_BATCH_TOKENS = 8192, 2048
+_UNPLANNED_SHARE = 0.45  # of the GPU for vLLM, where the model's shape gave no plan
 _CPU_BLOCK_TOKENS = 32  # vLLM's 128 would never find a short prompt in the prefix cache
 # Set unless the user did: no usage reports, errors only, and no fork of a process that already runs threads.
 _ENVIRONMENT = {
@@ -63,6 +68,35 @@ def import_vllm() -> Any:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class ServedAdapters:
+    """What vLLM has to make room for.
+
+    rank: of vLLM's kernels, at least that of every layer of every adapter
+    layer_kinds: last names of the adapted layers, for example q_proj
+    """
+
+    count: int
+    rank: int
+    layer_kinds: frozenset[str]
+
+
+def kernel_options(device: torch.device) -> dict[str, str]:
+    """The environment by which vLLM finds adapter-kernel options that were measured on this GPU, if any were."""
+    if device.type != "cuda":
+        return {}
+    gpu = torch.cuda.get_device_name(device).replace(" ", "_").replace("-", "_")
+    return {"VLLM_TUNED_CONFIG_FOLDER": str(_KERNELS)} if any(_KERNELS.glob(f"{gpu}_*.json")) else {}
+
+
+def served_adapters(shapes: Mapping[str, Mapping[str, Sequence[int]]], allowed: Sequence[int]) -> ServedAdapters:
+    """Of the shapes of all adapters' tensors by PEFT key; raises ConfigError for ranks beyond vLLM's ``allowed``."""
+    downs = {name: {k: s[0] for k, s in tensors.items() if ".lora_A." in k} for name, tensors in shapes.items()}
+    rank = served_rank({name: max(ranks.values()) for name, ranks in downs.items()}, allowed)
+    kinds = {key.split(".lora_A.")[0].rpartition(".")[2] for ranks in downs.values() for key in ranks}
+    return ServedAdapters(len(downs), rank, frozenset(kinds))
+
+
 def served_rank(adapter_ranks: Mapping[str, int], allowed: Sequence[int]) -> int:
     """The smallest rank vLLM has kernels for that holds every adapter's largest; raises ConfigError beyond them."""
     rank = max(adapter_ranks.values())
@@ -76,10 +110,12 @@ def served_rank(adapter_ranks: Mapping[str, int], allowed: Sequence[int]) -> int
 
 
 def engine_arguments(
-    backbone: Backbone, model: ModelConfig, settings: VllmConfig, max_sequences: int, rank: int
+    backbone: Backbone, model: ModelConfig, settings: VllmConfig, max_sequences: int, served: ServedAdapters | None
 ) -> dict[str, Any]:
-    """Keyword arguments of AsyncEngineArgs: the trainer's model, dtype, pixels and context, and room for adapters of
-    ``rank``."""
+    """Keyword arguments of AsyncEngineArgs: the trainer's model, dtype, pixels and context, and room for the adapters.
+
+    served: None for an engine whose weights are replaced instead
+    """
     on_gpu = backbone.device.type == "cuda"
     arguments = {
         "model": resolve_path(model.path),
@@ -95,10 +131,14 @@ def engine_arguments(
         "logprobs_mode": "raw_logprobs",
         "structured_outputs_config": {"backend": "guidance"},
         "generation_config": "vllm",
-        "worker_extension_cls": WORKER_EXTENSION,
+        "worker_extension_cls": PLAIN_WORKER_EXTENSION if served is None else WORKER_EXTENSION,
         "disable_log_stats": True,
-        **_adapter_arguments(len(backbone.adapter_names), rank, on_gpu),
-        **(_gpu_arguments(settings, max_sequences) if on_gpu else _cpu_arguments(settings)),
+        **({} if served is None else _adapter_arguments(served, on_gpu)),
+        **(
+            _gpu_arguments(settings, max_sequences)
+            if on_gpu
+            else _cpu_arguments(settings, backbone.context, max_sequences)
+        ),
     }
     if counts_pixels(backbone.processor.image_processor):
         size = {"shortest_edge": model.min_pixels, "longest_edge": model.max_pixels}
@@ -106,20 +146,35 @@ def engine_arguments(
     return arguments
 
 
-def _adapter_arguments(count: int, rank: int, on_gpu: bool) -> dict[str, Any]:
+def _adapter_arguments(served: ServedAdapters, on_gpu: bool) -> dict[str, Any]:
     """Room for each adapter's current version, the one before it that is still in use, and one slot nobody fills.
 
     vLLM's CPU kernels apply the last slot's weights to rows without an adapter, so there it must stay empty. A GPU
     keeps fewer slots: versions that find none wait in host memory.
     """
-    versions = 2 * count + 1
-    slots = count + 1 if on_gpu else versions
-    return {"enable_lora": True, "max_lora_rank": rank, "max_loras": slots, "max_cpu_loras": versions}
+    versions = 2 * served.count + 1
+    return {
+        "enable_lora": True,
+        "max_lora_rank": served.rank,
+        "max_loras": served.count + 1 if on_gpu else versions,
+        "max_cpu_loras": versions,
+        # Without it vLLM also wraps embeddings and output layer: a product of [tokens, rank] with [rank, vocabulary]
+        # in every step, all zeros.
+        "lora_target_modules": sorted(served.layer_kinds),
+    }
 
 
-def _cpu_arguments(settings: VllmConfig) -> dict[str, Any]:
+def _cpu_arguments(settings: VllmConfig, context: int, max_sequences: int) -> dict[str, Any]:
+    """Whole prompts in one step each: of a seeded prompt in two pieces vLLM's CPU build dies ("CPU Generator does not
+    use offset", 0.32)."""
     cache = settings.kv_cache_gib or _CPU_KV_CACHE_GIB
-    return {"enforce_eager": True, "block_size": _CPU_BLOCK_TOKENS, "kv_cache_memory_bytes": int(cache * 2**30)}
+    return {
+        "enforce_eager": True,
+        "block_size": _CPU_BLOCK_TOKENS,
+        "kv_cache_memory_bytes": int(cache * 2**30),
+        "enable_chunked_prefill": False,
+        "max_num_batched_tokens": max(_CPU_BATCH_TOKENS, context, max_sequences),
+    }
 
 
 def _gpu_arguments(settings: VllmConfig, max_sequences: int) -> dict[str, Any]:
@@ -131,12 +186,18 @@ def _gpu_arguments(settings: VllmConfig, max_sequences: int) -> dict[str, Any]:
         "cudagraph_capture_sizes": [*(size for size in sizes if size < max_sequences), max_sequences],
     }
     return {
-        "gpu_memory_utilization": settings.gpu_memory_utilization,
-        "kv_cache_memory_bytes": int(settings.kv_cache_gib * 2**30) if settings.kv_cache_gib else None,
+        **_cache_arguments(settings),
         "max_num_batched_tokens": _GPU_BATCH_TOKENS,
         "enforce_eager": settings.enforce_eager,
         **({} if settings.enforce_eager else {"compilation_config": compilation}),
     }
+
+
+def _cache_arguments(settings: VllmConfig) -> dict[str, Any]:
+    """Of an explicit size vLLM needs no share of the GPU, but would refuse to start unless its default one is free."""
+    if settings.kv_cache_gib is None:
+        return {"gpu_memory_utilization": _UNPLANNED_SHARE}
+    return {"gpu_memory_utilization": 0.01, "kv_cache_memory_bytes": int(settings.kv_cache_gib * 2**30)}
 
 
 @contextmanager

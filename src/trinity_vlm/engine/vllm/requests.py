@@ -13,6 +13,7 @@ from typing import Any
 
 from trinity_vlm.backbone import Backbone, EncodedPrompt
 from trinity_vlm.engine.constrained import grammar
+from trinity_vlm.engine.expansion import difference
 from trinity_vlm.engine.protocol import GenerationRequest, Sampling
 from trinity_vlm.errors import EngineError
 from trinity_vlm.types import Completion, Prompt
@@ -89,17 +90,15 @@ def lark_grammar(schema: Mapping[str, Any]) -> str:
 
 def check_expansion(expected: Sequence[int], found: Sequence[int], job: Job) -> None:
     """Raise EngineError, naming the first difference, when vLLM read a prompt differently than the trainer will."""
-    if tuple(expected) == tuple(found):
+    differs = difference(found, expected)
+    if differs is None:
         return
-    at = next(
-        (i for i, (a, b) in enumerate(zip(expected, found, strict=False)) if a != b), min(len(expected), len(found))
-    )
     image = job.request.prompt.image
     size = "" if image is None else f" (image {image.uid}, {image.pixels.size[0]}x{image.pixels.size[1]} pixels)"
     raise EngineError(
-        f"vLLM read the prompt of a {job.request.call} call as {len(found)} tokens, the trainer as {len(expected)}; "
-        f"they differ from position {at} on{size}. The image is expanded differently: check that model.min_pixels and "
-        "max_pixels reach vLLM's processor and that both use one version of transformers"
+        f"vLLM read the prompt of a {job.request.call} call as other tokens than the trainer: {differs}{size}. The "
+        "image is expanded differently: check that model.min_pixels and max_pixels reach vLLM's processor and that "
+        "both use one version of transformers"
     )
 
 

@@ -1,4 +1,5 @@
-"""What runs inside vLLM's worker process: the ban of ids that are never sampled, and the end when this process ends.
+"""What runs inside vLLM's worker process: the ban of ids that are never sampled, the end when this process ends, and
+the ways to its weights.
 
 vLLM's own ways to ban don't serve here: ``logit_bias``, ``bad_words`` and ``allowed_token_ids`` act after the raw
 log-probabilities were taken, so that these would be normalised over other ids than the trainer's, and each request
@@ -21,6 +22,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from trinity_vlm.engine.vllm.sharing import export_tensors, import_tensors, named_weights
 
 
 def ban_in_logits(model: nn.Module, token_ids: Sequence[int]) -> int:
@@ -62,6 +65,7 @@ class WorkerExtension:
     """Mixed into vLLM's worker by ``worker_extension_cls``; called through ``collective_rpc``."""
 
     model_runner: Any
+    _trinity_buffer: Tensor
 
     def trinity_ban(self, token_ids: list[int]) -> int:
         """Never sample these ids from here on; returns the number of modules that were hooked."""
@@ -70,3 +74,28 @@ class WorkerExtension:
     def trinity_end_with(self, lock: str, owner: int) -> None:
         """Do not outlive the process ``owner``, which holds the lock."""
         threading.Thread(target=end_with, args=(Path(lock), owner), daemon=True).start()
+
+    def trinity_shapes(self) -> dict[str, list[int]]:
+        """Shapes of all weights by plain name."""
+        return {name: list(weight.shape) for name, weight in self._trinity_weights().items()}
+
+    def trinity_export(self) -> bytes:
+        """Handles of all weights, which this process keeps as long as it lives."""
+        return export_tensors(self._trinity_weights())
+
+    def trinity_open_buffer(self, handles: bytes) -> None:
+        """Take from this buffer of the owner's in ``trinity_take``."""
+        device = next(iter(self._trinity_weights().values())).device
+        (self._trinity_buffer,) = import_tensors(handles, device).values()
+
+    def trinity_take(self, parts: list[tuple[str, int, int, int]]) -> None:
+        """Copy weights out of the buffer: name, first row, number of rows, where they begin in the buffer."""
+        weights = self._trinity_weights()
+        for name, start, rows, offset in parts:
+            target = weights[name][start : start + rows]
+            target.copy_(self._trinity_buffer[offset : offset + target.numel()].view(target.shape))
+        if self._trinity_buffer.is_cuda:
+            torch.cuda.synchronize(self._trinity_buffer.device)
+
+    def _trinity_weights(self) -> dict[str, Tensor]:
+        return named_weights(self.model_runner.get_model())

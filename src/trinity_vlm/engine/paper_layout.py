@@ -1,0 +1,183 @@
+"""The paper's layout of a step around any engine: one phase at a time, one set of weights at a time. For comparison.
+
+    episode coroutines --generate--> held --every live episode waits--> one phase: [swap] -> sub-batch -> sub-batch ...
+
+A phase is what waits for one adapter and one kind of call, the earliest kind first; all else stays held until every
+live episode waits again. The engine holds one adapter's weights as its own ("swapped into the rollout engine as
+needed", A.2), so a phase of another adapter is preceded by a swap. The paper's "generation sub-batch size" (A.2: 2 for
+Qwen3-VL-8B, 4 for Qwen2.5-VL-7B) is read as prompts generated together, each with all of its samples; the next
+sub-batch starts when the last sequence of the one before it has ended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from trinity_vlm.engine.protocol import Engine, GenerationRequest
+from trinity_vlm.errors import EngineError
+from trinity_vlm.types import CallType, Completion
+
+if TYPE_CHECKING:
+    import torch
+
+# Passes of the event loop without a new request before a phase starts: siblings of a gather arrive within one or two
+# passes of each other.
+_QUIET_PASSES = 10
+_CALL_ORDER = {call: position for position, call in enumerate(CallType)}
+
+
+@dataclass(slots=True, eq=False)
+class _Held:
+    """One request that waits for its phase."""
+
+    request: GenerationRequest
+    adapter: str
+    episode: object | None
+    answer: asyncio.Future[list[Completion]] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+
+    @property
+    def phase(self) -> tuple[int, str]:
+        return _CALL_ORDER[self.request.call], self.adapter
+
+    @property
+    def order(self) -> tuple[tuple[bool, str | int], ...]:
+        return tuple((isinstance(part, str), part) for part in self.request.order_key)
+
+
+class PaperLayoutEngine:
+    """Phase barriers, weight swaps and sub-batches around ``inner``, which is asked without any adapter.
+
+    swap: puts an adapter's current weights into ``inner`` as its only ones, and returns when they are there
+    sub_batch: prompts generated together; None: a whole phase
+    swaps, swap_seconds, phases: counted since the start
+    """
+
+    def __init__(self, inner: Engine, swap: Callable[[str], object], sub_batch: int | None = None) -> None:
+        self.inner = inner
+        self.swaps = 0
+        self.swap_seconds = 0.0
+        self.phases = 0
+        self.sub_batch = sub_batch
+        self._swap = swap
+        self._in_engine: str | None = None
+        self._current: ContextVar[object | None] = ContextVar("episode", default=None)
+        self._episodes: list[object] = []
+        self._held: list[_Held] = []
+        self._serving = False
+        self._task: asyncio.Task[None] | None = None
+        self._quiet_passes = 0
+        self._settling_in: asyncio.AbstractEventLoop | None = None
+
+    @contextmanager
+    def episode(self) -> Iterator[None]:
+        """Held by a coroutine while it may send requests: no phase starts before it waits or leaves."""
+        ticket = object()
+        self._episodes.append(ticket)
+        token = self._current.set(ticket)
+        try:
+            yield
+        finally:
+            self._current.reset(token)
+            self._episodes.remove(ticket)
+            self._stir()
+
+    async def generate(self, request: GenerationRequest) -> list[Completion]:
+        """As ``inner`` answers, in the request's own phase.
+
+        Raises EngineError for the bare base model, whose weights are never swapped in, and what ``inner`` or the swap
+        raises.
+        """
+        if request.adapter is None:
+            raise EngineError(f"a {request.call} call without adapter: engine.layout=paper swaps adapters in, no base")
+        held = _Held(request, request.adapter, self._current.get())
+        self._held.append(held)
+        self._stir()
+        try:
+            return await held.answer
+        finally:
+            if held in self._held:
+                self._held.remove(held)
+
+    def load_adapter(self, name: str, version: int, state: Mapping[str, torch.Tensor]) -> None:
+        """Hand the adapter to ``inner``; whatever weights it holds as its own are outdated from here on."""
+        self.inner.load_adapter(name, version, state)
+        self._in_engine = None
+
+    @property
+    def counters(self) -> dict[str, int]:
+        """Swaps and phases since the start, beside what ``inner`` counts."""
+        return {**getattr(self.inner, "counters", {}), "swaps": self.swaps, "phases": self.phases}
+
+    def close(self) -> None:
+        """Close ``inner``."""
+        self.inner.close()
+
+    # Waiting for the barrier
+
+    def _stir(self) -> None:
+        """Something changed: (re)start counting quiet passes of the event loop."""
+        self._quiet_passes = 0
+        if self._held and not self._serving and self._settling_in is not (loop := asyncio.get_running_loop()):
+            self._settling_in = loop
+            loop.call_soon(self._settle)
+
+    def _settle(self) -> None:
+        loop = asyncio.get_running_loop()
+        waiting = [held.episode for held in self._held]
+        if not self._held or any(ticket not in waiting for ticket in self._episodes):
+            self._settling_in = None
+        elif self._quiet_passes < _QUIET_PASSES:
+            self._quiet_passes += 1
+            loop.call_soon(self._settle)
+        else:
+            self._settling_in = None
+            self._serving = True
+            self._task = loop.create_task(self._serve(self._next_phase()))
+
+    def _next_phase(self) -> list[_Held]:
+        """Takes the requests of the earliest kind of call out of what is held, in the order of their keys."""
+        first = min(held.phase for held in self._held)
+        phase = [held for held in self._held if held.phase == first]
+        self._held = [held for held in self._held if held.phase != first]
+        return sorted(phase, key=lambda held: held.order)
+
+    # Serving a phase
+
+    async def _serve(self, phase: Sequence[_Held]) -> None:
+        size = self.sub_batch or len(phase)
+        try:
+            self._swap_in(phase[0].adapter)
+            self.phases += 1
+            for start in range(0, len(phase), size):
+                with self.inner.episode():
+                    await asyncio.gather(*map(self._answer, phase[start : start + size]))
+        except Exception as error:
+            for held in phase:
+                if not held.answer.done():
+                    held.answer.set_exception(error)
+        finally:
+            self._serving = False
+            self._stir()
+
+    def _swap_in(self, adapter: str) -> None:
+        if adapter == self._in_engine:
+            return
+        self._in_engine = None
+        start = time.perf_counter()
+        self._swap(adapter)
+        self.swap_seconds += time.perf_counter() - start
+        self.swaps += 1
+        self._in_engine = adapter
+
+    async def _answer(self, held: _Held) -> None:
+        if held.answer.done():
+            return
+        completions = await self.inner.generate(replace(held.request, adapter=None))
+        if not held.answer.done():
+            held.answer.set_result(completions)

@@ -21,11 +21,17 @@ from trinity_vlm.types import Episode, QuestionerReward, ScoredEpisode, SolverRe
 Reward = TypeVar("Reward", QuestionerReward, SolverReward)
 
 
-def load_object(path: str, key: str) -> Any:
-    """The object that ``path`` names; raises ConfigError, quoting ``key``, when there is none."""
+def load_object(path: str, key: str, names: Sequence[str] = ()) -> Any:
+    """The object that ``path`` names; raises ConfigError, quoting ``key``, when there is none.
+
+    names: plain names that ``key`` takes too, for the error about a path that is neither
+    """
     module_name, separator, name = path.partition(":")
     if not separator or not module_name or not name:
-        raise ConfigError(f"{key}={path!r}: expected an import path 'package.module:name'")
+        choices = "".join(f"{known!r}, " for known in names)
+        raise ConfigError(
+            f"{key}={path!r}: expected {choices}{'or ' if names else ''}an import path 'package.module:name'"
+        )
     try:
         module = importlib.import_module(module_name)
     except ImportError as error:

@@ -267,8 +267,8 @@ def changed(config, key):
     return None
 
 
-NOT_SINGLE_VALUES = ("lora.dropout", "engine.servers", "roles.verifier_engine")
-"""0 is the first one's only value in a run; the others are sections, see the test below."""
+NOT_SINGLE_VALUES = ("lora.dropout", "engine.servers", "roles.verifier_engine", "engine.layout", "engine.sub_batch")
+"""0 is the first one's only value in a run; the others are sections or need another engine, see the tests below."""
 
 
 @pytest.mark.parametrize("key", [key for key in all_keys() if key not in NOT_SINGLE_VALUES])
@@ -303,6 +303,15 @@ def test_servers_cannot_join_a_run(config, changes):
     """A run keeps its engines: the section that was unset is named."""
     with pytest.raises(RunDirectoryError, match=r"roles\.verifier_engine|engine\.servers"):
         check_resumable(config, make_config(**changes))
+
+
+def test_a_run_keeps_its_layout():
+    adapters, paper = (make_config(engine={"kind": "vllm", "layout": layout}) for layout in ("adapters", "paper"))
+    twos = make_config(engine={"kind": "vllm", "layout": "paper", "sub_batch": 2})
+    with pytest.raises(RunDirectoryError, match=r"engine\.layout: the run has 'adapters'"):
+        check_resumable(adapters, paper)
+    with pytest.raises(RunDirectoryError, match=r"engine\.sub_batch: the run has None"):
+        check_resumable(paper, twos)
 
 
 def test_fewer_steps_than_are_done_are_refused(tmp_path):

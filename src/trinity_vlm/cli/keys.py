@@ -14,11 +14,13 @@ from rich.table import Column, Table
 from trinity_vlm.config import Config, Section, preset_names
 from trinity_vlm.errors import ConfigError
 
+BOUNDS = {"minimum": ">=", "exclusiveMinimum": ">", "maximum": "<=", "exclusiveMaximum": "<"}
+
 
 def keys(
     search: Annotated[str, typer.Argument(help="show only keys that contain this text")] = "",
 ) -> None:
-    """List every configuration key with its default. Any of them can be given to `train` as KEY=VALUE."""
+    """List every configuration key with its default and what it takes. `train` takes any of them as KEY=VALUE."""
     found = [row for row in describe_keys() if search in row[0]]
     if not found:
         raise ConfigError(f"keys {search!r}: no key contains this; `trinity-vlm keys` lists all")
@@ -29,20 +31,45 @@ def keys(
         title=f"presets: {', '.join(preset_names())}",
         title_justify="left",
     )
-    for row in found:
-        table.add_row(*map(escape, row))
+    for key, default, allowed, meaning in found:
+        table.add_row(escape(key), escape(default), escape(f"{meaning} ({allowed})" if meaning else allowed))
     Console().print(table)
 
 
 def describe_keys(
     section: type[Section] = Config, prefix: str = "", owner: Any = None
-) -> Iterator[tuple[str, str, str]]:
-    """(dotted key, default, description) of every leaf, in order; ``owner`` holds defaults set by an outer section."""
+) -> Iterator[tuple[str, str, str, str]]:
+    """(dotted key, default, what it takes, description) of every leaf, in order; ``owner`` holds defaults set by an
+    outer section."""
     for name, info in section.model_fields.items():
         default = getattr(owner, name) if owner is not None else info.default
         if isinstance(info.annotation, type) and issubclass(info.annotation, Section):
             inner = default if isinstance(default, Section) else None
             yield from describe_keys(info.annotation, f"{prefix}{name}.", inner)
         else:
-            shown = "required" if default is PydanticUndefined else str(default)
-            yield prefix + name, shown, info.description or ""
+            shown = "required" if default is PydanticUndefined else "unset" if default is None else str(default)
+            yield prefix + name, shown, allowed_values(section, name), info.description or ""
+
+
+def allowed_values(section: type[Section], name: str) -> str:
+    """What a field takes, for example ``"integer >= 1"``, ``"auto | on | off"`` or ``"text | list of text"``."""
+    schema = section.model_json_schema()["properties"][name]
+    texts = [_allowed(kind) for kind in schema.get("anyOf", [schema]) if kind.get("type") != "null"]
+    return " | ".join(texts)
+
+
+def _allowed(kind: dict[str, Any]) -> str:
+    """Of one alternative of a JSON schema."""
+    if "enum" in kind or "const" in kind:
+        return " | ".join(kind.get("enum", [kind.get("const")]))
+    match kind.get("type"):
+        case "boolean":
+            return "true | false"
+        case "array":
+            return f"list of {_allowed(kind['items'])}"
+        case "integer" | "number":
+            bounds = " and ".join(f"{sign} {kind[bound]:g}" for bound, sign in BOUNDS.items() if bound in kind)
+            return f"{kind['type']} {bounds}".rstrip()
+        case "string":
+            return "text"
+    return "a section"

@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from trinity_vlm import __version__
-from trinity_vlm.cli import demonstrating, exporting, keys, looking, playing, training, warming
+from trinity_vlm.cli import demonstrating, doctoring, exporting, keys, looking, playing, training, warming
 from trinity_vlm.errors import TrinityError, UserError
 
 EXIT_FAILURE, EXIT_USER, EXIT_INTERRUPT = 1, 2, 130
@@ -43,6 +43,7 @@ app.command("images")(looking.images)
 app.command("warmup")(warming.warmup)
 app.command("export")(exporting.export)
 app.command("keys")(keys.keys)
+app.command("doctor")(doctoring.doctor)
 
 
 @app.callback(invoke_without_command=True)

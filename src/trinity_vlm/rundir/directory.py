@@ -16,7 +16,8 @@ Steps count from 1; step 0 stands for the state before training. Readers need no
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from types import TracebackType
@@ -28,7 +29,7 @@ import yaml
 from trinity_vlm.config import Config, build_config, dump_config
 from trinity_vlm.errors import ConfigError, RunDirectoryError
 from trinity_vlm.rundir import manifest as manifests
-from trinity_vlm.rundir.atomic import disk_errors, remove_temporaries, replace_file, sync_folder
+from trinity_vlm.rundir.atomic import disk_errors, free_space, names_path, remove_temporaries, replace_file, sync_folder
 from trinity_vlm.rundir.checkpoints import checkpoint_name, discard_after, list_checkpoints
 from trinity_vlm.rundir.config_changes import CHANGEABLE, SERVERS, check_resumable, config_hash, hash_values
 from trinity_vlm.rundir.environment import describe_environment
@@ -63,8 +64,8 @@ class RunDirectory:
         Raises RunDirectoryError when a run or anything else is there, or when the disk refuses a write.
         """
         path = Path(path)
-        _refuse_occupied(path)
-        with disk_errors(path):
+        with _named_as_run_dir(path):
+            _refuse_occupied(path)
             path.mkdir(parents=True, exist_ok=True)
             lock = RunLock(path / LOCK_NAME)
             try:
@@ -280,6 +281,19 @@ class RunDirectory:
                     values[section][key] = asked[section][key]
             replace_file(self.path / CONFIG_NAME, yaml.safe_dump(values, sort_keys=False).encode())
             del self.config
+
+
+@contextmanager
+def _named_as_run_dir(path: Path) -> Iterator[None]:
+    """Like ``disk_errors``, for a folder that the user chose by ``run_dir``."""
+    try:
+        with names_path(path):
+            yield
+    except OSError as error:
+        raise RunDirectoryError(
+            f"run_dir={path}: can't be written: {error.filename}: {error.strerror or error}; "
+            f"{free_space(path.absolute().parent)} on that disk; choose another run_dir"
+        ) from error
 
 
 def _refuse_occupied(path: Path) -> None:

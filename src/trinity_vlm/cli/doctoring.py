@@ -1,0 +1,242 @@
+"""``trinity-vlm doctor``: what this machine can run, told before anything is loaded."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from trinity_vlm.config import Config, load_config
+from trinity_vlm.errors import ConfigError
+from trinity_vlm.machine import Machine, inspect_machine
+from trinity_vlm.memory_plan import MemoryPlan, Verdict, plan_memory
+from trinity_vlm.model_shapes import ModelShape
+
+IMAGINED_GPU_GIB = 80.0
+CPU_PARAMETERS = 1e9
+"""Above this a step on a CPU takes hours."""
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """A configuration on a machine. ``problems``: why it can't run as it stands, each with what to do.
+
+    device: what the plan is for, in words; built_in: no config was read, the shape is the known one of the hub id
+    """
+
+    shape: ModelShape
+    built_in: bool
+    device: str
+    plan: MemoryPlan
+    problems: tuple[str, ...]
+
+
+def doctor(
+    arguments: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[PRESET|CONFIG.yaml] [KEY=VALUE]...", help="what to plan for, and settings to change"),
+    ] = None,
+    preset: Annotated[str | None, typer.Option("--preset", help="the same as a first argument")] = None,
+    gpu_gib: Annotated[
+        float | None, typer.Option("--gpu-gib", min=1, help="plan for a GPU of this size instead of the one here")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="print one JSON object")] = False,
+) -> None:
+    """Tell what this machine has and, given a preset or file, whether that run fits one GPU. No weights are loaded.
+
+        trinity-vlm doctor                                     this machine
+        trinity-vlm doctor qwen3-vl-8b engine.kind=vllm        a run on its GPU
+        trinity-vlm doctor --preset qwen3-vl-8b --gpu-gib 80   on another GPU
+        trinity-vlm doctor my.yaml images.per_step=8           other settings
+
+    The plan counts everything at its largest: the longest completions the settings allow, all of a step's requests.
+    Where it does not fit, it names settings that make it fit.
+
+    Exits with 0 when all is well, with 1 when this machine lacks something or the run does not fit.
+    """
+    source, overrides = _split(preset, arguments or [])
+    config = None if source is None else load_config(source, overrides)
+    console = Console()
+    machine = inspect_machine(Path(config.run_dir if config and config.run_dir else "runs"))
+    if not as_json:
+        show_machine(machine, console)
+    diagnosis = None if config is None else diagnose(config, machine, gpu_gib)
+    if as_json:
+        print(json.dumps(_as_json(machine, diagnosis), indent=1))
+    elif diagnosis is not None:
+        show_diagnosis(diagnosis, console)
+    if not machine_works(machine) or (diagnosis and diagnosis.problems):
+        raise typer.Exit(1)
+
+
+def diagnose(config: Config, machine: Machine, gpu_gib: float | None) -> Diagnosis:
+    """Plan ``config`` for a GPU of ``gpu_gib``, else for the one here, else for the CPU or an imagined GPU.
+
+    Raises ModelLoadError when the model's config is neither here nor on the hub, nor its shape built in.
+    """
+    from trinity_vlm.backbone.shapes import read_shape
+
+    shape, built_in = read_shape(config.model, config.lora, fetch=True)
+    device, memory, on_gpu = _device(config, machine, shape, gpu_gib)
+    plan = plan_memory(config, shape, memory, on_gpu=on_gpu)
+    problems = tuple(_problems(config, machine, plan, absent=on_gpu and gpu_gib is None and not machine.gpus))
+    return Diagnosis(shape, built_in, device, plan, problems)
+
+
+def _device(config: Config, machine: Machine, shape: ModelShape, gpu_gib: float | None) -> tuple[str, float, bool]:
+    """In words, its GiB, and whether it is a GPU."""
+    if gpu_gib is not None:
+        return f"a GPU of {gpu_gib:g} GiB", gpu_gib, True
+    if machine.gpus and config.model.device != "cpu":
+        gpu = machine.gpus[0]
+        return f"{gpu.name}, {gpu.free_gib:.1f} of {gpu.total_gib:.1f} GiB free", gpu.free_gib, True
+    if config.model.device == "cpu" or shape.parameters <= CPU_PARAMETERS:
+        return (
+            f"the CPU, {machine.free_memory_gib:.1f} of {machine.memory_gib:.1f} GiB free",
+            machine.free_memory_gib,
+            False,
+        )
+    return (
+        f"a GPU of {IMAGINED_GPU_GIB:g} GiB, for there is none here (--gpu-gib: another size)",
+        IMAGINED_GPU_GIB,
+        True,
+    )
+
+
+def _problems(config: Config, machine: Machine, plan: MemoryPlan, *, absent: bool) -> Iterator[str]:
+    if plan.verdict is Verdict.TOO_LARGE:
+        missing = plan.total_gib - plan.budget_gib
+        yield f"{missing:.1f} GiB too much" + ("" if plan.advice else "; take a smaller model or a larger GPU")
+    if absent:
+        yield "no GPU here: a model of this size needs one"
+    installed = {package.name for package in machine.packages}
+    if config.engine.kind == "vllm" and "vllm" not in installed:
+        yield "engine.kind=vllm: not installed; pip install 'trinity-vlm[vllm]', or engine.kind=transformers"
+    yield from (
+        f"tracking.trackers names {tracker}: not installed; pip install 'trinity-vlm[{tracker}]'"
+        for tracker in config.tracking.trackers
+        if tracker in dict(machine.missing_extras)
+    )
+
+
+def machine_works(machine: Machine) -> bool:
+    """Whether every package that must be there is, in a version that works."""
+    return all(package.works for package in machine.packages)
+
+
+def show_machine(machine: Machine, console: Console) -> None:
+    """Print what the machine has."""
+    table = Table("package", "installed", "known to work", "", title="this machine", title_justify="left")
+    for package in machine.packages:
+        style = "" if package.remark == "ok" else "yellow" if package.works else "red"
+        table.add_row(
+            package.name, package.version or "-", f"{package.oldest} .. {package.newest}", package.remark, style=style
+        )
+    console.print(table)
+    for gpu in machine.gpus:
+        _line(console, "GPU", f"{gpu.name}, {gpu.free_gib:.1f} of {gpu.total_gib:.1f} GiB free")
+    if not machine.gpus:
+        _line(console, "GPU", "none that torch sees")
+    _line(
+        console, "CPU", f"{machine.cpu_cores} cores, {machine.free_memory_gib:.1f} of {machine.memory_gib:.1f} GiB free"
+    )
+    if machine.shared_memory_gib is not None:
+        _line(console, "/dev/shm", f"{machine.shared_memory_gib:.1f} GiB")
+    _line(console, "disk", f"{machine.disk_gib:.1f} GiB free at {machine.disk_path}")
+    for name, purpose in machine.missing_extras:
+        _line(console, "extra", f"{name} is not installed; it brings {purpose}")
+    for warning in machine.warnings:
+        _line(console, "warning", warning, "yellow")
+
+
+def show_diagnosis(diagnosis: Diagnosis, console: Console) -> None:
+    """Print the plan, the verdict and what helps."""
+    shape, plan = diagnosis.shape, diagnosis.plan
+    console.print()
+    if diagnosis.built_in:
+        _line(console, "note", f"the config of {shape.name} is not here; its built-in shape is used")
+    table = Table("part", "GiB", "", title=f"memory plan: {escape(shape.name)}", title_justify="left")
+    table.columns[1].justify = "right"
+    for part in plan.parts:
+        table.add_row(part.name, f"{part.gib:.2f}", escape(part.note), style="" if part.gib >= 0.005 else "dim")
+    table.add_section()
+    table.add_row("all together", f"{plan.total_gib:.2f}", f"{plan.budget_gib:.2f} may be filled", style="bold")
+    console.print(table)
+    _line(console, "device", diagnosis.device)
+    need = plan.cache
+    _line(
+        console,
+        "cache",
+        f"a sequence of model.context takes {_size(need.one_sequence)}; a step's requests take {_size(need.typical)} "
+        f"with a quarter of their token budgets, {_size(need.worst)} with all",
+    )
+    _show_verdict(diagnosis, console)
+
+
+def _show_verdict(diagnosis: Diagnosis, console: Console) -> None:
+    plan = diagnosis.plan
+    for problem in diagnosis.problems:
+        _line(console, "problem", problem, "bold red")
+    if plan.verdict is Verdict.TIGHT:
+        _line(console, "slower", "the cache holds less than a typical step's requests: some wait for others", "yellow")
+    for setting in plan.advice:
+        _line(console, "instead" if plan.verdict is Verdict.TOO_LARGE else "faster", setting)
+    if not diagnosis.problems:
+        _line(console, "verdict", "it fits", "bold green")
+
+
+def _size(gib: float) -> str:
+    """``40.5 -> "40.5 GiB"``, ``0.002 -> "2 MiB"``"""
+    return f"{gib:.1f} GiB" if gib >= 0.95 else f"{1024 * gib:.0f} MiB"
+
+
+def _line(console: Console, label: str, text: str, style: str = "") -> None:
+    grid = Table.grid(padding=(0, 1))
+    grid.add_column(width=9)
+    grid.add_row(f"[dim]{label}[/]", escape(text), style=style)
+    console.print(grid)
+
+
+def _split(preset: str | None, arguments: list[str]) -> tuple[str | None, list[str]]:
+    """Preset or file, and overrides; raises ConfigError for two of the former, or overrides of nothing."""
+    sources = [argument for argument in arguments if "=" not in argument]
+    overrides = [argument for argument in arguments if "=" in argument]
+    sources = sources if preset is None else [preset, *sources]
+    if len(sources) > 1:
+        raise ConfigError(f"doctor plans for one preset or file, not for {' and '.join(map(repr, sources))}")
+    if overrides and not sources:
+        raise ConfigError(f"doctor {overrides[0]}: name the preset or file that it changes")
+    return (sources[0] if sources else None), overrides
+
+
+def _as_json(machine: Machine, diagnosis: Diagnosis | None) -> dict[str, Any]:
+    """Every field under its own name, sizes in GiB."""
+    packages = [{**asdict(package), "remark": package.remark} for package in machine.packages]
+    answer: dict[str, Any] = {
+        "machine": {
+            **asdict(machine),
+            "packages": packages,
+            "missing_extras": dict(machine.missing_extras),
+            "warnings": machine.warnings,
+        }
+    }
+    if diagnosis is not None:
+        plan = diagnosis.plan
+        answer["plan"] = {
+            "model": diagnosis.shape.name,
+            "built_in_shape": diagnosis.built_in,
+            "device": diagnosis.device,
+            **asdict(plan),
+            "total_gib": plan.total_gib,
+            "budget_gib": plan.budget_gib,
+            "problems": diagnosis.problems,
+        }
+    answer["ok"] = machine_works(machine) and not (diagnosis and diagnosis.problems)
+    return answer

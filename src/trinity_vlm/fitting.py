@@ -1,0 +1,60 @@
+"""Does the run that a configuration describes fit the GPU it would run on? Asked before weights are loaded."""
+
+from __future__ import annotations
+
+from trinity_vlm.backbone.shapes import read_shape
+from trinity_vlm.config import Config
+from trinity_vlm.errors import ConfigError, ModelLoadError
+from trinity_vlm.machine import Gpu, current_gpu
+from trinity_vlm.memory_plan import MemoryPlan, plan_memory, planned_kv_gib
+from trinity_vlm.model_shapes import ModelShape
+
+REFUSED_ABOVE = 1.15
+"""A plan over the GPU's memory by less than this may still run: some of its parts are estimates of the worst case."""
+
+
+def check_plan(config: Config) -> None:
+    """Raise ConfigError, naming settings that help, when a run with vLLM exceeds its GPU by more than 15 %.
+
+    Nothing is said about other engines, machines without a GPU, and models whose config is not here yet.
+    """
+    if config.engine.kind != "vllm" or (found := _gpu_and_shape(config)) is None:
+        return
+    gpu, shape = found
+    plan = plan_memory(config, shape, gpu.free_gib)
+    if plan.total_gib > REFUSED_ABOVE * gpu.free_gib:
+        raise ConfigError(_too_large(plan, gpu))
+
+
+def with_planned_cache(config: Config) -> Config:
+    """The configuration with ``engine.vllm.kv_cache_gib`` set: to what the plan leaves for it, where it was unset.
+
+    To be asked before anything of the run is on the GPU. Unchanged for other engines and where there is nothing to plan
+    with: no GPU, or a model whose config is not here yet.
+    """
+    vllm = config.engine.vllm
+    if config.engine.kind != "vllm" or vllm.kv_cache_gib is not None or (found := _gpu_and_shape(config)) is None:
+        return config
+    gpu, shape = found
+    planned = vllm.model_copy(update={"kv_cache_gib": planned_kv_gib(config, shape, gpu.free_gib)})
+    return config.model_copy(update={"engine": config.engine.model_copy(update={"vllm": planned})})
+
+
+def _gpu_and_shape(config: Config) -> tuple[Gpu, ModelShape] | None:
+    gpu = None if config.model.device == "cpu" else current_gpu()
+    if gpu is None:
+        return None
+    try:
+        return gpu, read_shape(config.model, config.lora, fetch=False)[0]
+    except ModelLoadError:
+        return None
+
+
+def _too_large(plan: MemoryPlan, gpu: Gpu) -> str:
+    biggest = sorted(plan.parts, key=lambda part: part.gib, reverse=True)[:3]
+    parts = ", ".join(f"{part.name} {part.gib:.1f}" for part in biggest)
+    advice = " or ".join(plan.advice) or "a smaller model or a larger GPU"
+    return (
+        f"engine.kind=vllm: the run needs about {plan.total_gib:.0f} GiB of GPU memory ({parts}); {gpu.name} has "
+        f"{gpu.free_gib:.0f} of {gpu.total_gib:.0f} GiB free. What fits: {advice}. `trinity-vlm doctor` shows the plan"
+    )

@@ -1,0 +1,204 @@
+"""`trinity-vlm doctor` says what fits before anything is loaded, and exits accordingly."""
+
+import json
+import tomllib
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from trinity_vlm import fitting, machine
+from trinity_vlm.cli import doctoring
+from trinity_vlm.cli.main import EXIT_FAILURE, EXIT_USER, main
+from trinity_vlm.config import load_config
+from trinity_vlm.errors import ConfigError
+from trinity_vlm.machine import EXTRAS, REQUIRED, UNKNOWN, VLLM, Gpu, Package, inspect_machine
+
+PROJECT = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+ONE_8B = ["--preset", "qwen3-vl-8b"]
+
+
+@pytest.fixture(autouse=True)
+def eighty_columns(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+
+
+@pytest.fixture
+def no_gpu(monkeypatch):
+    monkeypatch.setattr(machine, "gpus", lambda: ())
+
+
+def told(capsys, *arguments):
+    """Exit code and everything printed, line breaks of wrapping undone."""
+    code = main(["doctor", *arguments])
+    printed = capsys.readouterr()
+    return code, " ".join((printed.out + printed.err).split())
+
+
+def test_without_a_preset_the_machine_is_described(capsys):
+    code, text = told(capsys)
+    assert code == 0
+    assert all(name in text for name in (*REQUIRED, "GPU", "CPU", "disk"))
+    assert "memory plan" not in text
+
+
+@pytest.mark.parametrize("arguments", [ONE_8B, ["qwen3-vl-8b"], ["qwen2.5-vl-7b"]])
+def test_a_presets_model_is_planned_without_hub_or_files(capsys, no_gpu, arguments):
+    """The built-in shape is used, and said to be."""
+    code, text = told(capsys, *arguments, "--gpu-gib", "141")
+    assert code == 0
+    assert "its built-in shape is used" in text
+    assert "it fits" in text
+
+
+def test_a_card_that_is_too_small_ends_with_1_and_settings_that_help(capsys):
+    code, text = told(capsys, *ONE_8B, "--gpu-gib", "50", "engine.kind=openai",
+                      "engine.servers={urls: [http://a:1], model: m}", "update.gradient_checkpointing=off")  # fmt: skip
+    assert code == EXIT_FAILURE
+    assert "GiB too much" in text
+    assert "instead update.gradient_checkpointing=auto" in text
+
+
+def test_without_a_gpu_a_large_model_is_planned_for_an_imagined_one(capsys, no_gpu):
+    code, text = told(capsys, *ONE_8B)
+    assert code == EXIT_FAILURE
+    assert "a GPU of 80 GiB, for there is none here" in text
+    assert "no GPU here" in text
+
+
+def test_without_a_gpu_the_tiny_model_runs_on_the_cpu(capsys, no_gpu):
+    code, text = told(capsys, "tiny")
+    assert code == 0
+    assert "device the CPU" in text
+    assert "float32" in text
+
+
+def test_the_gpu_that_is_here_is_planned_for(capsys, monkeypatch):
+    """What others hold of it does not count as free."""
+    monkeypatch.setattr(machine, "gpus", lambda: (Gpu("Imagined H200", 139.8, 30.0),))
+    code, text = told(capsys, *ONE_8B)
+    assert code == EXIT_FAILURE
+    assert "device Imagined H200, 30.0 of 139.8 GiB free" in text
+
+
+def test_vllm_that_is_not_installed_is_a_problem(capsys, monkeypatch):
+    monkeypatch.setattr(machine, "_found", lambda modules: "vllm" not in modules)
+    code, text = told(capsys, *ONE_8B, "engine.kind=vllm", "--gpu-gib", "141")
+    assert code == EXIT_FAILURE
+    assert "pip install 'trinity-vlm[vllm]'" in text
+
+
+def test_json_says_the_same(capsys, no_gpu):
+    assert main(["doctor", *ONE_8B, "engine.kind=vllm", "--gpu-gib", "80", "--json"]) in (0, EXIT_FAILURE)
+    answer = json.loads(capsys.readouterr().out)
+    plan = answer["plan"]
+    assert plan["total_gib"] == pytest.approx(sum(part["gib"] for part in plan["parts"]))
+    assert plan["cache"]["bytes_per_token"] == 147_456
+    assert plan["built_in_shape"] is True
+    assert answer["ok"] is not bool(plan["problems"])
+    assert {package["name"] for package in answer["machine"]["packages"]} >= set(REQUIRED)
+
+
+def test_an_unreadable_model_is_named_after_the_machine(capsys):
+    code, text = told(capsys, "tiny", "model.path=/no/such/model")
+    assert code == EXIT_USER
+    assert text.index("this machine") < text.index("model.path='/no/such/model'")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["huge"], "qwen3-vl-8b"),
+        (["tiny", "roles.candidats=3"], "did you mean roles.candidates"),
+        (["steps=3"], "name the preset"),
+        (["tiny", "qwen3-vl-8b"], "one preset or file"),
+        (["tiny", "--preset", "qwen3-vl-8b"], "one preset or file"),
+        (["tiny", "--gpu-gib", "0"], "--gpu-gib"),
+    ],
+)
+def test_usage_errors_end_with_2(capsys, arguments, expected):
+    code, text = told(capsys, *arguments)
+    assert code == EXIT_USER
+    assert expected in text
+
+
+def test_no_line_is_wider_than_the_terminal(capsys, no_gpu):
+    main(["doctor", *ONE_8B, "engine.kind=vllm"])
+    assert max(len(line.rstrip()) for line in capsys.readouterr().out.splitlines()) <= 80
+
+
+def test_the_oldest_versions_are_those_of_the_package():
+    """pyproject.toml and the doctor name the same ones, and every extra that does something."""
+    needs = dict(line.split(">=") for line in PROJECT["dependencies"] if ">=" in line)
+    assert {name: oldest for name, (oldest, _) in REQUIRED.items() if name != "python"} == {
+        name: needs[name] for name in REQUIRED if name != "python"
+    }
+    assert PROJECT["requires-python"] == f">={REQUIRED['python'][0]}"
+    assert PROJECT["optional-dependencies"]["vllm"] == [f"vllm>={VLLM[0]}"]
+    assert EXTRAS.keys() == PROJECT["optional-dependencies"].keys() - {"dev", "ray", "eval"}, "nothing uses those yet"
+
+
+@pytest.mark.parametrize(
+    ("version", "works", "remark"),
+    [
+        ("2.11.0+cu130", True, "ok"),
+        ("2.13.0+cpu", True, "ok"),
+        ("2.9.1", False, "too old: pip install 'torch>=2.11'"),
+        ("2.14.0", True, "newer than 2.13"),
+        ("3.0", True, "newer than 2.13"),
+        (None, False, "missing: pip install 'torch>=2.11'"),
+        (UNKNOWN, True, "ok"),
+    ],
+)
+def test_versions_are_compared_as_numbers(version, works, remark):
+    package = Package("torch", version, "2.11", "2.13")
+    assert package.works is works
+    assert remark in package.remark
+
+
+def test_an_old_package_ends_with_1(capsys, monkeypatch):
+    monkeypatch.setattr(machine, "_version", lambda name: "1.0")
+    code, text = told(capsys)
+    assert code == EXIT_FAILURE
+    assert "too old" in text
+
+
+def test_a_small_shared_memory_is_warned_of(tmp_path):
+    """A container's default of 64 MiB."""
+    found = inspect_machine(tmp_path / "not" / "there")
+    assert found.disk_gib > 0
+    assert "--shm-size" in replace(found, shared_memory_gib=0.0625).warnings[0]
+    assert replace(found, shared_memory_gib=None).warnings == ()
+
+
+def test_training_is_refused_only_far_beyond_the_gpu(monkeypatch):
+    """More than 15 % over: 43.0 GiB with the least cache are too much for 30 GiB, and tried on 38."""
+    config = load_config("qwen3-vl-8b", ["engine.kind=vllm"])
+    monkeypatch.setattr(fitting, "current_gpu", lambda: Gpu("Imagined", 139.8, 30.0))
+    with pytest.raises(ConfigError, match=r"needs about \d+ GiB.*base weights 16.3.*30 of 140 GiB free.*doctor"):
+        fitting.check_plan(config)
+    for memory in (38.0, 139.8):
+        monkeypatch.setattr(fitting, "current_gpu", lambda memory=memory: Gpu("Imagined", 139.8, memory))
+        fitting.check_plan(config)
+
+
+def test_the_cache_of_a_run_is_the_users_or_the_plans(monkeypatch):
+    monkeypatch.setattr(fitting, "current_gpu", lambda: Gpu("Imagined", 139.8, 139.8))
+
+    def cache(*overrides):
+        return fitting.with_planned_cache(load_config("qwen3-vl-8b", overrides)).engine.vllm.kv_cache_gib
+
+    assert cache("engine.kind=vllm") == 40.5, "what a typical step holds"
+    assert cache("engine.kind=vllm", "engine.vllm.kv_cache_gib=7") == 7
+    assert cache("engine.kind=vllm", "model.path=nobody/nothing") is None
+    assert cache() is None, "nothing of this card is vLLM's"
+    fitting.check_plan(load_config("qwen3-vl-8b", ["engine.kind=vllm", "model.path=nobody/nothing"]))
+
+
+def test_nothing_is_planned_without_a_gpu(monkeypatch):
+    monkeypatch.setattr(fitting, "current_gpu", lambda: None)
+    config = load_config("qwen3-vl-8b", ["engine.kind=vllm"])
+    fitting.check_plan(config)
+    assert fitting.with_planned_cache(config) == config
+    assert doctoring.IMAGINED_GPU_GIB == 80

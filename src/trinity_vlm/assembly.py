@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from trinity_vlm.answers import Matcher
 from trinity_vlm.backbone import Backbone
 from trinity_vlm.backbone.loading import check_model
-from trinity_vlm.config import Config
+from trinity_vlm.config import ENGINE_KINDS, Config
 from trinity_vlm.ema import VerifierEma, make_ema
+from trinity_vlm.engine.paper_layout import PaperLayoutEngine
 from trinity_vlm.engine.protocol import Engine
 from trinity_vlm.engine.routed import RoutedEngine
 from trinity_vlm.engine.transformers_engine import TransformersEngine
@@ -20,6 +21,7 @@ from trinity_vlm.episode import Cast
 from trinity_vlm.errors import ConfigError
 from trinity_vlm.evaluation import load_problems
 from trinity_vlm.extensions import load_object
+from trinity_vlm.fitting import check_plan, with_planned_cache
 from trinity_vlm.images import ImageStream, open_source
 from trinity_vlm.roles import PromptSet, Questioner, Solver, Verifier
 from trinity_vlm.sizing import pixel_grid
@@ -89,6 +91,7 @@ def check(config: Config, workers: Workers | None = None) -> None:
     for key in ("questioner", "solver", "advantages"):
         load_object(getattr(config.rewards, key), f"rewards.{key}")
     _check_engines(config)
+    check_plan(config)
     load_problems(config.evaluation.model_copy(update={"problems": 1}))
     open_source(config.images)
 
@@ -97,8 +100,8 @@ def _check_engines(config: Config) -> None:
     engine, verifier = config.engine, config.roles.verifier_engine
     if engine.kind == "vllm":
         check_installed()
-    elif engine.kind not in ("transformers", "openai"):
-        load_object(engine.kind, "engine.kind")
+    elif engine.kind not in ENGINE_KINDS:
+        load_object(engine.kind, "engine.kind", ENGINE_KINDS)
     if engine.servers is None and verifier is None:
         return
     from trinity_vlm.engine.openai import check_servers
@@ -120,7 +123,6 @@ def assemble(config: Config, workers: Workers | None = None) -> System:
     workers = workers or Workers()
     check(config, workers)
     players = open_players(config)
-    players.backbone.set_gradient_checkpointing(config.update.gradient_checkpointing)
     return System(
         config=config,
         workers=workers,
@@ -136,6 +138,7 @@ def assemble(config: Config, workers: Workers | None = None) -> System:
 
 def open_players(config: Config) -> Players:
     """The backbone with both adapters at their start, and the three roles over its engine."""
+    config = with_planned_cache(config)
     backbone, ema = open_backbone(config)
     return Players(backbone, make_cast(config, _make_engine(config, backbone)), ema)
 
@@ -185,7 +188,10 @@ def _own_engine(config: Config, backbone: Backbone) -> Engine:
             cuda_graphs=config.engine.cuda_graphs,
         )
     if config.engine.kind == "vllm":
-        return VllmEngine(backbone, config.model, config.engine.vllm, config.engine.max_batch_sequences)
+        adapters = config.engine.layout == "adapters"
+        sequences = config.engine.max_batch_sequences
+        vllm = VllmEngine(backbone, config.model, config.engine.vllm, sequences, adapters=adapters)
+        return vllm if adapters else PaperLayoutEngine(vllm, vllm.swap_weights, config.engine.sub_batch)
     return load_object(config.engine.kind, "engine.kind")(backbone, config)
 
 

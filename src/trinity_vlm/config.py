@@ -22,10 +22,21 @@ from pydantic import Field, ValidationError, model_validator
 
 from trinity_vlm.engine_settings import ServersConfig, VerifierEngineConfig, VllmConfig
 from trinity_vlm.errors import ConfigError
-from trinity_vlm.section import Fraction, NonNegative, NonNegativeFloat, Positive, PositiveFloat, Section, Switch
+from trinity_vlm.section import (
+    AutoSwitch,
+    Fraction,
+    NonNegative,
+    NonNegativeFloat,
+    Positive,
+    PositiveFloat,
+    Section,
+    Switch,
+)
 
 PRESET_PACKAGE = "trinity_vlm.presets"
 FORMAT_VERSION = 1
+ENGINE_KINDS = ("transformers", "vllm", "openai")
+ENGINES_WITH_THEIR_OWN_MODEL = ("vllm", "openai")
 
 
 class SamplingConfig(Section):
@@ -166,8 +177,19 @@ class UpdateConfig(Section):
     loss_reduction: Literal["global", "per_worker"] = Field("global", description="per_worker is the paper's")
     schedule: Literal["joint", "alternating"] = Field("joint", description="alternating freezes one role at a time")
     alternate_every: Positive = Field(1, description="outer steps before the other role's turn")
+    importance_cap: Annotated[float, Field(ge=1, allow_inf_nan=False)] | None = Field(
+        None, description="weigh a rollout by min(its probability ratio of trainer to engine, this); unset: by 1"
+    )
     tokens_per_microbatch: Positive = Field(16_384, description="padded tokens of one forward-backward pass")
-    gradient_checkpointing: bool = True
+    gradient_checkpointing: AutoSwitch = Field(
+        "auto", description="recompute activations in the backward pass; auto: where a row would not fit the GPU"
+    )
+    compile_layers: bool = Field(True, description="on a GPU: compile the decoder layers of the update")
+    overlap: AutoSwitch = Field(
+        "auto",
+        description="run the backward passes of finished episodes while others generate; auto: where the engine has "
+        "a model of its own",
+    )
 
 
 class EmaConfig(Section):
@@ -190,6 +212,13 @@ class EngineConfig(Section):
     )
     vllm: VllmConfig = VllmConfig()
     servers: ServersConfig | None = Field(None, description="of kind 'openai': {urls: [...], model: ...}")
+    layout: Literal["adapters", "paper"] = Field(
+        "adapters",
+        description="paper: one phase after the other and full weight swaps between them, to compare with (vllm only)",
+    )
+    sub_batch: Positive | None = Field(
+        None, description="with layout 'paper': prompts generated at a time (paper: 2); unset: all of a phase"
+    )
     max_batch_sequences: Positive = Field(256, description="sequences decoded side by side")
     cuda_graphs: bool = Field(True, description="on a GPU: static cache and captured decode step")
 
@@ -200,6 +229,14 @@ class EngineConfig(Section):
                 f"engine.kind={self.kind!r} with engine.servers {'unset' if self.servers is None else 'set'}: 'openai' "
                 "needs engine.servers={urls: [...], model: ...}, other kinds take none"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _paper_layout(self) -> EngineConfig:
+        if self.layout == "paper" and self.kind != "vllm":
+            raise ValueError(f"engine.layout=paper with engine.kind={self.kind!r}: only 'vllm' swaps whole weights")
+        if self.sub_batch is not None and self.layout != "paper":
+            raise ValueError(f"engine.sub_batch={self.sub_batch} with engine.layout=adapters: it belongs to 'paper'")
         return self
 
 
@@ -258,6 +295,22 @@ class Config(Section):
             raise ValueError(
                 f"lora.dropout={self.lora.dropout}: it must be 0 in a run (A.2); with dropout the update would not see "
                 "the log-probabilities that the completions were drawn from"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _can_overlap(self) -> Config:
+        if self.update.overlap != "on":
+            return self
+        if self.engine.kind == "transformers":
+            raise ValueError(
+                "update.overlap=on with engine.kind=transformers: it generates with the very model that trains; "
+                "use update.overlap=auto or an engine with a model of its own"
+            )
+        if self.update.updates_per_step > 1:
+            raise ValueError(
+                f"update.overlap=on with update.updates_per_step={self.update.updates_per_step}: only the first of "
+                "several updates can begin early; set one of them to its default"
             )
         return self
 

@@ -17,8 +17,9 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import closing
+from typing import TypeVar
 
 import psutil
 
@@ -28,6 +29,7 @@ from trinity_vlm.config import Config
 from trinity_vlm.episode import Cast, play_episode
 from trinity_vlm.extensions import advantage_rule, score
 from trinity_vlm.metrics import Mean, MetricSums, metric_sums
+from trinity_vlm.overlap import step_update
 from trinity_vlm.preflight import (
     check_that_images_matter,
     check_that_the_engine_agrees,
@@ -39,6 +41,8 @@ from trinity_vlm.rundir import RunDirectory
 from trinity_vlm.truth import truth_sums
 from trinity_vlm.types import POLICY, Episode, ImageRecord, Rollout, ScoredEpisode
 from trinity_vlm.workers import Workers
+
+T = TypeVar("T")
 
 
 def evolve(config: Config, run: RunDirectory, reporter: Reporter | None = None) -> None:
@@ -70,31 +74,48 @@ def outer_step(system: System, step: int) -> StepResult:
     images = system.stream.take(system.images_per_worker)
     earlier = system.workers.gather([image.uid for image in images])[: system.workers.rank]
     seen = Counter(uid for uids in earlier for uid in uids)
-    episodes = asyncio.run(play_episodes(images, step + 1, system.cast, seen))
-    clock.lap("episodes")
-    scored = [score(episode, system.config.rewards) for episode in episodes]
-    rollouts = collect_rollouts(scored, advantage_rule(system.config.rewards))
-    update = system.trainer.update(rollouts, step)
+    rule = advantage_rule(system.config.rewards)
+    with step_update(system.trainer, step, system.config) as update:
+
+        async def graded(episode: Episode) -> tuple[ScoredEpisode, list[Rollout]]:
+            scored = score(episode, system.config.rewards)
+            rollouts = collect_rollouts([scored], rule)
+            await update.take(rollouts)
+            return scored, rollouts
+
+        played = asyncio.run(play_episodes(images, step + 1, system.cast, graded, seen))
+        clock.lap("episodes")
+        scored = [episode for episode, _ in played]
+        rollouts = [rollout for _, retained in played for rollout in retained]
+        trained = update.finish(rollouts)
     clock.lap("update")
     ema = system.ema.update(system.backbone.factors(POLICY))
     system.serve(step + 1)
     clock.lap("ema")
-    metrics = _merge(system, scored, rollouts) | update | ema.metrics() | clock.seconds
+    metrics = _merge(system, scored, rollouts) | trained | ema.metrics() | clock.seconds
     metrics["memory/rss_gib"] = psutil.Process().memory_info().rss / 2**30
     return StepResult(tuple(scored), tuple(rollouts), metrics)
 
 
 async def play_episodes(
-    images: Sequence[ImageRecord], step: int, cast: Cast, seen: Counter[str] | None = None
-) -> list[Episode]:
-    """One episode per image, all at once: the engine batches whatever waits.
+    images: Sequence[ImageRecord],
+    step: int,
+    cast: Cast,
+    graded: Callable[[Episode], Awaitable[T]],
+    seen: Counter[str] | None = None,
+) -> list[T]:
+    """One episode per image, all at once: the engine batches whatever waits. Each goes to ``graded`` when it ends.
 
     ``seen`` counts the images that workers before this one play in the same step.
     """
     seen = Counter(seen)
+
+    async def play(image: ImageRecord, occurrence: int) -> T:
+        return await graded(await play_episode(image, step, cast, occurrence=occurrence))
+
     coroutines = []
     for image in images:
-        coroutines.append(play_episode(image, step, cast, occurrence=seen[image.uid]))
+        coroutines.append(play(image, seen[image.uid]))
         seen[image.uid] += 1
     return list(await asyncio.gather(*coroutines))
 

@@ -5,10 +5,16 @@ For a rollout o of |o| completion tokens with token log-ratios l_t = log pi_thet
     rho_o = exp(mean_t l_t)
     L_o   = -min(rho_o A_o, clip(rho_o, 1 - clip_low, 1 + clip_high) A_o)
             + regularizer * mean_t(exp(l_t) - l_t - 1)                                       (3)
-    loss  = sum_o L_o / normalizer
+    loss  = sum_o L_o
 
-``normalizer`` is the number of retained rollouts of the whole update (all micro-batches, all workers), so that
-gradients of parts add up to those of one big batch. Gradients flow through pi_theta only.
+to be divided, once, by the number of retained rollouts of the whole update: gradients of parts (micro-batches, workers)
+add up to those of one big batch. Gradients flow through pi_theta only.
+
+Where the tokens were drawn by an engine whose numerics differ from the trainer's, the surrogate may be weighted by
+
+    w_o = min(exp(mean_t(log pi_rollout - log pi_engine)), cap)
+
+the length-normalized ratio of the two, bounded above (off by default; not in the paper).
 
 Degenerate cases: on-policy (l_t = 0) the ratio is exactly 1, nothing is clipped, the regularizer and its gradient are 0
 and the gradient is the policy gradient -A mean_t grad log pi; a rollout without tokens is an error.
@@ -70,7 +76,7 @@ def gspo_loss(
     clip_low: float,
     clip_high: float,
     regularizer: float,
-    normalizer: float,
+    weights: Tensor | None = None,
 ) -> tuple[Tensor, ObjectiveSums]:
     """Eq. (3) of one micro-batch: the scalar loss to call ``backward`` on, and its additive statistics.
 
@@ -78,11 +84,12 @@ def gspo_loss(
     rollout_logprobs [B, T]: log pi_rollout of the same tokens; treated as constant
     mask [B, T]: true on completion tokens; whatever stands elsewhere is ignored, NaN and infinity included
     advantages [B]
+    weights [B]: of the surrogate (``importance_weights``); None: 1
 
-    Computed in float32, or float64 when trainer_logprobs are. Raises ValueError for mismatched shapes, a normalizer
-    that is not positive and a rollout without completion tokens.
+    Computed in float32, or float64 when trainer_logprobs are. Raises ValueError for mismatched shapes and a rollout
+    without completion tokens.
     """
-    _check(trainer_logprobs, rollout_logprobs, mask, advantages, normalizer)
+    _check(trainer_logprobs, rollout_logprobs, mask, advantages)
     dtype = torch.promote_types(trainer_logprobs.dtype, torch.float32)
     mask = mask.bool()
     lengths = mask.sum(dim=1)
@@ -98,7 +105,8 @@ def gspo_loss(
     surrogate_clipped = ratio.clamp(1 - clip_low, 1 + clip_high) * advantages
     # expm1(l) - l: written as exp(l) - l - 1 it would round to zero in float32 for gaps below 1e-4 nat
     kl = (torch.expm1(log_ratio) - log_ratio).sum(dim=1) / lengths  # [B]
-    losses = -torch.minimum(surrogate, surrogate_clipped) + regularizer * kl
+    objective = torch.minimum(surrogate, surrogate_clipped)
+    losses = regularizer * kl - (objective if weights is None else weights.detach().to(dtype) * objective)
 
     with torch.no_grad():
         clipped = (surrogate_clipped < surrogate).to(dtype)
@@ -113,15 +121,20 @@ def gspo_loss(
         num_rollouts=len(lengths),
         num_tokens=int(lengths.sum()),
     )
-    return losses.sum() / normalizer, sums
+    return losses.sum(), sums
 
 
-def _check(trainer: Tensor, rollout: Tensor, mask: Tensor, advantages: Tensor, normalizer: float) -> None:
+def importance_weights(rollout_logprobs: Tensor, engine_logprobs: Tensor, mask: Tensor, cap: float) -> Tensor:
+    """w_o [B] of the module's docstring; all tensors [B, T], values outside ``mask`` are ignored."""
+    mask = mask.bool()
+    gap = (rollout_logprobs.detach().float() - engine_logprobs.float()).masked_fill(~mask, 0.0)
+    return torch.exp(gap.sum(dim=1) / mask.sum(dim=1)).clamp(max=cap)
+
+
+def _check(trainer: Tensor, rollout: Tensor, mask: Tensor, advantages: Tensor) -> None:
     if trainer.dim() != 2 or 0 in trainer.shape:
         raise ValueError(f"trainer_logprobs has shape {tuple(trainer.shape)}; expected [B, T] with B, T >= 1")
     expected = {"rollout_logprobs": (rollout, trainer.shape), "mask": (mask, trainer.shape)}
     for name, (tensor, shape) in (expected | {"advantages": (advantages, trainer.shape[:1])}).items():
         if tensor.shape != shape:
             raise ValueError(f"{name} has shape {tuple(tensor.shape)}; expected {tuple(shape)}")
-    if not normalizer > 0:
-        raise ValueError(f"normalizer={normalizer}: must be the positive number of rollouts of the whole update")

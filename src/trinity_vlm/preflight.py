@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import Mapping
 
 from trinity_vlm.assembly import System, open_stream
+from trinity_vlm.config import ENGINES_WITH_THEIR_OWN_MODEL
 from trinity_vlm.engine.parity import PARITY_BOUNDS, Gap, parity_gaps, require_parity
 from trinity_vlm.errors import TrainingError
 from trinity_vlm.recording import Reporter
@@ -16,7 +17,6 @@ from trinity_vlm.types import POLICY, Role
 
 BLANK_IMAGE_GAP = 1e-4
 PARITY_IMAGES = 4
-ENGINES_WITH_THEIR_OWN_MODEL = ("vllm", "openai")
 
 
 def check_that_images_matter(system: System, reporter: Reporter) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator
@@ -23,6 +24,8 @@ def _unquoted(value: Any) -> Any:
 Switch = Annotated[Literal["on", "off"], BeforeValidator(_unquoted)]
 """YAML reads an unquoted on or off as a boolean."""
 
+AutoSwitch = Annotated[Literal["auto", "on", "off"], BeforeValidator(_unquoted)]
+
 
 class Section(BaseModel):
     """Unknown keys are refused, values can't change after validation."""
@@ -39,6 +42,7 @@ class Section(BaseModel):
         return value
 
 
+@functools.cache
 def _number_range(section: type[Section], name: str) -> str | None:
     """What a numeric field takes, for example ``"an integer >= 1"``; None for any other field."""
     schema = section.model_json_schema()["properties"][name]

@@ -1,31 +1,44 @@
 """The update: retained rollouts of both roles in, one (or a few) optimizer steps out. The loop's only optimizer.
 
-It reads token ids, advantages and log-probabilities, never text. Gradients of micro-batches are summed against the
-global number of retained rollouts, so that micro-batching and the number of workers don't change the update (Eq. 3).
+It reads token ids, advantages and log-probabilities, never text. Gradients of micro-batches are summed and divided
+once, by the global number of retained rollouts, so that neither micro-batching nor the number of workers nor the moment
+at which a rollout's backward pass runs changes the update (Eq. 3).
 """
 
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+import psutil
 import torch
+from torch import Tensor
 
 from trinity_vlm.backbone import Backbone, Batch, EncodedPrompt
 from trinity_vlm.checkpoint import load_optimizer, optimizer_tensors
 from trinity_vlm.config import UpdateConfig
 from trinity_vlm.errors import TrainingError
-from trinity_vlm.objective import ObjectiveSums, gspo_loss
+from trinity_vlm.microbatches import Item, Pack, collate_packs, microbatches, packs
+from trinity_vlm.objective import ObjectiveSums, gspo_loss, importance_weights
 from trinity_vlm.types import POLICY, Role, Rollout
 from trinity_vlm.workers import Workers
 
-SHARED_ROW_TOKENS = 1024
-"""Longest row that shares a prompt: attention within a row costs the square of its length."""
+_NO_LOGPROBS = "this needs the engine's log-probabilities, but the engine returned none; use the default"
 
-LENGTH_SPREAD = 1.5
-"""A micro-batch's longest row is at most this many times its shortest: the rest would be padding."""
+USABLE_MEMORY = 0.85
+"""Share of the free memory that one micro-batch's activations may be planned to take."""
+
+
+def free_memory(device: torch.device) -> float:
+    """Bytes that can be allocated on ``device`` right now, the allocator's own reserves included."""
+    if device.type != "cuda":
+        return float(psutil.virtual_memory().available)
+    unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return float(torch.cuda.mem_get_info(device)[0] + unused)
 
 
 def learning_rate(base: float, step: int, total: int, warmup: int) -> float:
@@ -47,27 +60,6 @@ def trained_role(config: UpdateConfig, step: int) -> Role | None:
     return (Role.SOLVER, Role.QUESTIONER)[(step // config.alternate_every) % 2]
 
 
-@dataclass(frozen=True, slots=True)
-class _Item:
-    """A rollout ready for the forward pass; ``rollout_logprobs`` [T] on the CPU, None: take the forward's own."""
-
-    rollout: Rollout
-    encoded: EncodedPrompt
-    rollout_logprobs: torch.Tensor | None = None
-
-    @property
-    def length(self) -> int:
-        return len(self.encoded.input_ids) + len(self.rollout.completion.token_ids)
-
-
-@dataclass(frozen=True, slots=True)
-class _Pack:
-    """Rollouts of one prompt in one row; ``length`` in tokens, the prompt counted once."""
-
-    items: tuple[_Item, ...]
-    length: int
-
-
 class Trainer:
     """AdamW on the policy adapter.
 
@@ -83,6 +75,9 @@ class Trainer:
         self.config = config
         self.total_steps = total_steps
         self.workers = workers or Workers()
+        backbone.round_adapters(True)
+        if config.compile_layers and backbone.device.type == "cuda":
+            backbone.compile_layers()
         self.names, self.parameters = map(list, zip(*backbone.trainable_parameters(), strict=True))
         self.optimizer = torch.optim.AdamW(
             self.parameters,
@@ -97,62 +92,89 @@ class Trainer:
         Returns metrics over all workers. Nothing retained anywhere: no optimizer step. Raises TrainingError on a
         non-finite loss or gradient, before the optimizer step that it would spoil.
         """
-        lr = learning_rate(self.config.lr, step, self.total_steps, self.config.warmup_steps)
-        for group in self.optimizer.param_groups:
-            group["lr"] = lr
+        items = self._with_rollout_logprobs(self._items(rollouts, step))
+        parts = [_Sums() for _ in range(self.config.updates_per_step)]
+        norms = []
+        for index, part in enumerate(parts):
+            self._zero_gradients()
+            self._accumulate(items[index :: len(parts)], part, step)
+            norms += self._apply(part, step)
+        return self._metrics(parts, norms, step)
+
+    def begin(self, step: int) -> OpenUpdate:
+        """The same update in pieces, as rollouts become known; only with one update per step.
+
+        The adapter does not change within a step and Eq. (3) is a sum over rollouts that is divided once at the end, so
+        a finished episode's backward pass may run while others still generate.
+        """
+        if self.config.updates_per_step > 1:
+            raise ValueError(f"updates_per_step={self.config.updates_per_step}: later updates need the earlier ones")
+        self._zero_gradients()
+        return OpenUpdate(self, step)
+
+    def _items(self, rollouts: Sequence[Rollout], step: int) -> list[Item]:
+        """Those of the role that trains at this step, encoded."""
         role = trained_role(self.config, step)
         distinct = {id(r.prompt): r.prompt for r in rollouts}
         prompts = {key: self.backbone.encode(prompt) for key, prompt in distinct.items()}
-        items = [_Item(r, _checked(r, prompts[id(r.prompt)])) for r in rollouts if role is None or r.role is role]
-        metrics = {"lr": lr, "trained_rollouts": self.workers.sum_scalar(len(items)), "grad_norm": 0.0}
-        if metrics["trained_rollouts"] == 0:
-            return metrics | {"updates": 0.0}
-        items = self._with_rollout_logprobs(items)
-        sums, gaps = ObjectiveSums(), _GapSums()
-        norms: list[float] = []
-        for part in _split(items, self.config.updates_per_step):
-            part_sums, part_gaps, norm = self._optimizer_step(part, step)
-            sums = sums + part_sums
-            gaps = gaps if norms else part_gaps
-            norms += [] if norm is None else [norm]
-        totals = self.workers.gather((sums, gaps))
-        metrics |= sum((s for s, _ in totals), ObjectiveSums()).means()
-        metrics |= sum((g for _, g in totals), _GapSums()).means()
-        return metrics | {"grad_norm": max(norms), "updates": float(len(norms))}
+        return [Item(r, _checked(r, prompts[id(r.prompt)])) for r in rollouts if role is None or r.role is role]
 
-    def _optimizer_step(self, items: Sequence[_Item], step: int) -> tuple[ObjectiveSums, _GapSums, float | None]:
-        count = self.workers.sum_scalar(len(items))
-        normalizer = count if self.config.loss_reduction == "global" else len(items) * self.workers.world
+    def _zero_gradients(self) -> None:
         self.optimizer.zero_grad(set_to_none=True)
-        sums, gaps = ObjectiveSums(), _GapSums()
-        for micro in self._microbatches(items):
-            micro_sums, micro_gaps = self._backward(micro, max(1.0, normalizer), step)
-            sums, gaps = sums + micro_sums, gaps + micro_gaps
-        if count == 0:
-            return sums, gaps, None
-        self.workers.sum_gradients(self.parameters)
-        norm = float(
-            torch.nn.utils.clip_grad_norm_(
-                [p for p in self.parameters if p.grad is not None], self.config.max_grad_norm
-            )
-        )
-        if not math.isfinite(norm):
-            raise TrainingError(
-                f"step {step + 1}: the gradient norm is {norm}; nothing was saved. Resume from the last checkpoint "
-                "with a lower update.lr, or look at the step's episodes for degenerate completions"
-            )
-        self.optimizer.step()
-        return sums, gaps, norm
 
-    def _backward(self, packs: Sequence[_Pack], normalizer: float, step: int) -> tuple[ObjectiveSums, _GapSums]:
-        items = [item for pack in packs for item in pack.items]
-        batch = self._collate(packs)
-        trainer_logprobs = self.backbone.completion_logprobs(batch, POLICY)
-        mask = batch.completion_mask
+    def _accumulate(self, items: Sequence[Item], sums: _Sums, step: int) -> None:
+        """Add the gradients of sum_o L_o (Eq. 3, not divided yet) and its statistics."""
+        for micro in self._microbatches(items):
+            self._backward(micro, sums, step)
+
+    def _apply(self, sums: _Sums, step: int) -> list[float]:
+        """Divide the gradients, sum them over workers, clip, step; the gradient's norm, or nothing without rollouts."""
+        mine = sums.objective.num_rollouts
+        count = self.workers.sum_scalar(mine)
+        if count == 0:
+            return []
+        normalizer = count if self.config.loss_reduction == "global" else max(1, mine) * self.workers.world
+        for parameter in self.parameters:
+            if parameter.grad is not None:
+                parameter.grad.div_(normalizer)
+        self.workers.sum_gradients(self.parameters)
+        present = [p for p in self.parameters if p.grad is not None]
+        norm = float(torch.nn.utils.clip_grad_norm_(present, self.config.max_grad_norm))
+        if not math.isfinite(norm):
+            raise TrainingError(_not_finite(step, "gradient norm", norm))
+        self._set_learning_rate(step)
+        self.optimizer.step()
+        return [norm]
+
+    def _set_learning_rate(self, step: int) -> None:
+        for group in self.optimizer.param_groups:
+            group["lr"] = self._learning_rate(step)
+
+    def _learning_rate(self, step: int) -> float:
+        return learning_rate(self.config.lr, step, self.total_steps, self.config.warmup_steps)
+
+    def _metrics(self, parts: Sequence[_Sums], norms: Sequence[float], step: int) -> dict[str, float]:
+        everyones = [part for parts in self.workers.gather(list(parts)) for part in parts]
+        objective = sum((part.objective for part in everyones), ObjectiveSums())
+        metrics: dict[str, float] = {"lr": self._learning_rate(step), "trained_rollouts": objective.num_rollouts}
+        metrics |= {"grad_norm": max(norms, default=0.0), "updates": float(len(norms))}
+        if not norms:
+            return metrics
+        # Engine and trainer are compared before the first optimizer step moves the weights.
+        firsts = everyones[:: len(parts)]
+        gaps = sum((part.gaps for part in firsts), GapSums())
+        return metrics | objective.means() | gaps.means()
+
+    def _backward(self, batch: Sequence[Pack], sums: _Sums, step: int) -> None:
+        items = [item for pack in batch for item in pack.items]
+        collated = collate_packs(self.backbone, batch)
+        trainer_logprobs = self._forward(collated, tokens=batch[0].length * len(batch))
+        mask = collated.completion_mask
         rollout_logprobs = trainer_logprobs.detach()
         if items[0].rollout_logprobs is not None:
             rollout_logprobs = _pad([i.rollout_logprobs for i in items if i.rollout_logprobs is not None], mask)
-        loss, sums = gspo_loss(
+        engine_logprobs = _engine_logprobs(items, mask)
+        loss, objective = gspo_loss(
             trainer_logprobs,
             rollout_logprobs,
             mask,
@@ -160,63 +182,55 @@ class Trainer:
             clip_low=self.config.clip_low,
             clip_high=self.config.clip_high,
             regularizer=self.config.regularizer,
-            normalizer=normalizer,
+            weights=self._importance(rollout_logprobs, engine_logprobs, mask),
         )
         if not torch.isfinite(loss):
-            raise TrainingError(
-                f"step {step + 1}: the loss is {loss.item()}; nothing was saved. Resume from the last checkpoint "
-                "with a lower update.lr, or look at the step's episodes for degenerate completions"
-            )
+            raise TrainingError(_not_finite(step, "loss", loss.item()))
         loss.backward()
-        return sums, _GapSums.measure(trainer_logprobs.detach(), items, mask)
+        sums.objective = sums.objective + objective
+        if engine_logprobs is not None:
+            sums.gaps = sums.gaps + GapSums.measure(trainer_logprobs.detach(), engine_logprobs, mask)
+
+    def _forward(self, collated: Batch, tokens: int) -> Tensor:
+        """Log-probabilities [S, T] with gradient; as few layers keep only their input as memory asks for.
+
+        What fits is an estimate. A forward pass that does run out of memory is repeated with every layer recomputed.
+        """
+        backbone, setting = self.backbone, self.config.gradient_checkpointing
+        if setting != "auto":
+            backbone.set_gradient_checkpointing(setting == "on")
+            return backbone.completion_logprobs(collated, POLICY)
+        backbone.fit_checkpointing(tokens, USABLE_MEMORY * free_memory(backbone.device))
+        with suppress(torch.OutOfMemoryError):
+            return backbone.completion_logprobs(collated, POLICY)
+        torch.cuda.empty_cache()
+        backbone.set_gradient_checkpointing(True)
+        return backbone.completion_logprobs(collated, POLICY)
+
+    def _importance(self, rollout: Tensor, engine: Tensor | None, mask: Tensor) -> Tensor | None:
+        if self.config.importance_cap is None:
+            return None
+        if engine is None:
+            raise TrainingError(f"update.importance_cap={self.config.importance_cap}: {_NO_LOGPROBS}")
+        return importance_weights(rollout, engine, mask, self.config.importance_cap)
 
     @torch.no_grad()
-    def _with_rollout_logprobs(self, items: list[_Item]) -> list[_Item]:
+    def _with_rollout_logprobs(self, items: list[Item]) -> list[Item]:
         """Attach log pi_old: the engine's, or the current weights' when several updates will move away from them."""
         if self.config.old_logprobs == "engine":
-            return [_Item(i.rollout, i.encoded, _engine_logprobs(i.rollout)) for i in items]
+            return [replace(i, rollout_logprobs=_logprobs_of(i.rollout)) for i in items]
         if self.config.updates_per_step == 1:
             return items
-        done = []
+        found: dict[int, Tensor] = {}
         for micro in self._microbatches(items):
-            logprobs = self.backbone.completion_logprobs(self._collate(micro), POLICY).cpu()
-            done += [
-                _Item(item.rollout, item.encoded, row[: len(item.rollout.completion.token_ids)])
-                for item, row in zip([i for pack in micro for i in pack.items], logprobs, strict=True)
-            ]
-        position = {id(item.rollout): i for i, item in enumerate(items)}
-        return sorted(done, key=lambda item: position[id(item.rollout)])
+            rows = self.backbone.completion_logprobs(collate_packs(self.backbone, micro), POLICY).cpu()
+            for item, row in zip([i for pack in micro for i in pack.items], rows, strict=True):
+                found[id(item)] = row[: item.num_tokens]
+        return [replace(item, rollout_logprobs=found[id(item)]) for item in items]
 
-    def _microbatches(self, items: Sequence[_Item]) -> Iterator[list[_Pack]]:
-        """Rows of similar length side by side, at most ``tokens_per_microbatch`` padded tokens (one row at least)."""
-        batch: list[_Pack] = []
-        for pack in sorted(self._packs(items), key=lambda p: p.length, reverse=True):
-            too_many = batch and batch[0].length * (len(batch) + 1) > self.config.tokens_per_microbatch
-            if too_many or (batch and batch[0].length > LENGTH_SPREAD * pack.length):
-                yield batch
-                batch = []
-            batch.append(pack)
-        if batch:
-            yield batch
-
-    def _packs(self, items: Sequence[_Item]) -> list[_Pack]:
-        """A group's rollouts share a row, and so the computation of their prompt, while the row stays short."""
-        packs: dict[tuple[object, ...], list[_Pack]] = {}
-        for item in items:
-            same = packs.setdefault((item.encoded.image_key, item.encoded.input_ids), [])
-            shared = same[-1].length + len(item.rollout.completion.token_ids) if same else 0
-            if same and self.backbone.shares_prompts and shared <= SHARED_ROW_TOKENS:
-                same[-1] = _Pack((*same[-1].items, item), shared)
-            else:
-                same.append(_Pack((item,), item.length))
-        return [pack for same in packs.values() for pack in same]
-
-    def _collate(self, packs: Sequence[_Pack]) -> Batch:
-        sequences = [[i.rollout.completion.token_ids for i in pack.items] for pack in packs]
-        prompts = [pack.items[0].encoded for pack in packs]
-        if all(len(completions) == 1 for completions in sequences):
-            return self.backbone.collate([(p, c[0]) for p, c in zip(prompts, sequences, strict=True)], pad="right")
-        return self.backbone.collate_shared(list(zip(prompts, sequences, strict=True)))
+    def _microbatches(self, items: Sequence[Item]) -> Iterator[list[Pack]]:
+        longest = self.config.tokens_per_microbatch if self.backbone.shares_prompts else 0
+        return microbatches(packs(items, longest), self.config.tokens_per_microbatch)
 
     def state(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
         """Optimizer tensors and plain values, to be given back to :meth:`load_state`."""
@@ -227,8 +241,38 @@ class Trainer:
         load_optimizer(self.optimizer, self.names, tensors, meta)
 
 
+class OpenUpdate:
+    """One step's update in the making; see ``Trainer.begin``. ``seconds`` is the time spent in backward passes."""
+
+    def __init__(self, trainer: Trainer, step: int) -> None:
+        self._trainer, self._step = trainer, step
+        self._sums = _Sums()
+        self.seconds = 0.0
+
+    def add(self, rollouts: Sequence[Rollout]) -> None:
+        """Run the backward passes of these rollouts; from one thread at a time. Raises as ``Trainer.update`` does."""
+        start = time.perf_counter()
+        trainer = self._trainer
+        items = trainer._with_rollout_logprobs(trainer._items(rollouts, self._step))
+        trainer._accumulate(items, self._sums, self._step)
+        self.seconds += time.perf_counter() - start
+
+    def finish(self) -> dict[str, float]:
+        """The optimizer step over everything added on all workers; metrics and errors as ``Trainer.update``."""
+        norms = self._trainer._apply(self._sums, self._step)
+        return self._trainer._metrics([self._sums], norms, self._step)
+
+
+@dataclass(slots=True)
+class _Sums:
+    """What has been accumulated towards one optimizer step on this worker."""
+
+    objective: ObjectiveSums = field(default_factory=ObjectiveSums)
+    gaps: GapSums = field(default_factory=lambda: GapSums())
+
+
 @dataclass(frozen=True, slots=True)
-class _GapSums:
+class GapSums:
     """|engine - trainer| log-probability of the same tokens, in nat: additive over micro-batches and workers."""
 
     total: float = 0.0
@@ -236,19 +280,26 @@ class _GapSums:
     tokens: int = 0
 
     @classmethod
-    def measure(cls, trainer_logprobs: torch.Tensor, items: Sequence[_Item], mask: torch.Tensor) -> _GapSums:
-        if any(i.rollout.completion.logprobs is None for i in items):
-            return cls()
-        gap = (trainer_logprobs - _pad([_engine_logprobs(i.rollout) for i in items], mask)).abs() * mask
+    def measure(cls, trainer_logprobs: Tensor, engine_logprobs: Tensor, mask: Tensor) -> GapSums:
+        """Over the tokens of ``mask``; all three are [S, T]."""
+        gap = (trainer_logprobs - engine_logprobs).abs() * mask
         return cls(float(gap.sum()), float(gap.max()), int(mask.sum()))
 
-    def __add__(self, other: _GapSums) -> _GapSums:
-        return _GapSums(self.total + other.total, max(self.largest, other.largest), self.tokens + other.tokens)
+    def __add__(self, other: GapSums) -> GapSums:
+        return GapSums(self.total + other.total, max(self.largest, other.largest), self.tokens + other.tokens)
 
     def means(self) -> dict[str, float]:
+        """Mean and maximum over tokens; nothing over none."""
         if self.tokens == 0:
             return {}
         return {"engine_gap": self.total / self.tokens, "engine_gap_max": self.largest}
+
+
+def _not_finite(step: int, what: str, value: float) -> str:
+    return (
+        f"step {step + 1}: the {what} is {value}; nothing was saved. Resume from the last checkpoint "
+        "with a lower update.lr, or look at the step's episodes for degenerate completions"
+    )
 
 
 def _checked(rollout: Rollout, encoded: EncodedPrompt) -> EncodedPrompt:
@@ -262,23 +313,22 @@ def _checked(rollout: Rollout, encoded: EncodedPrompt) -> EncodedPrompt:
     return encoded
 
 
-def _engine_logprobs(rollout: Rollout) -> torch.Tensor:
+def _logprobs_of(rollout: Rollout) -> Tensor:
     if rollout.completion.logprobs is None:
-        raise TrainingError(
-            "update.old_logprobs=engine needs log-probabilities, but the engine returned none; use recomputed"
-        )
+        raise TrainingError(f"update.old_logprobs=engine: {_NO_LOGPROBS}")
     return torch.tensor(rollout.completion.logprobs, dtype=torch.float32)
 
 
-def _pad(rows: Sequence[torch.Tensor], mask: torch.Tensor) -> torch.Tensor:
-    """[B, T] float32 on the mask's device from rows of their own lengths."""
+def _engine_logprobs(items: Sequence[Item], mask: Tensor) -> Tensor | None:
+    """[S, T], or None when the engine gave none."""
+    if any(item.rollout.completion.logprobs is None for item in items):
+        return None
+    return _pad([_logprobs_of(item.rollout) for item in items], mask)
+
+
+def _pad(rows: Sequence[Tensor], mask: Tensor) -> Tensor:
+    """[S, T] float32 on the mask's device from rows of their own lengths."""
     padded = torch.zeros(mask.shape, dtype=torch.float32)
     for row, values in zip(padded, rows, strict=True):
         row[: len(values)] = values
     return padded.to(mask.device)
-
-
-def _split(items: Sequence[_Item], parts: int) -> list[list[_Item]]:
-    """Every ``parts``-th item, so that each part holds rollouts of every group; empty parts are kept, since every
-    worker must make the same number of collective calls."""
-    return [list(items[i::parts]) for i in range(parts)]

@@ -214,12 +214,16 @@ def test_seeds_depend_on_what_is_drawn_and_never_on_order():
 def test_an_image_that_other_workers_play_in_the_same_step_is_asked_differently():
     """Occurrences count over all workers, so that no two rollouts of a step are the same draw."""
 
+    async def itself(episode):
+        return episode
+
     def first_seed(seen):
         with Matcher(MatcherConfig(symbolic=False)) as matcher:
             config, prompts = RolesConfig(prompts="short"), PromptSet.load("short")
             engine = ScriptedEngine(lambda request: ["nothing"] * request.n)
             roles = Questioner(prompts, config), Solver(prompts, config), Verifier(prompts, config)
-            asyncio.run(play_episodes([IMAGE, IMAGE], 1, Cast(*roles, matcher, engine, config, 7), seen))
+            cast = Cast(*roles, matcher, engine, config, 7)
+            asyncio.run(play_episodes([IMAGE, IMAGE], 1, cast, itself, seen))
         return [request.seed for request in engine.requests]
 
     alone, behind_two = first_seed(Counter()), first_seed(Counter({IMAGE.uid: 2}))

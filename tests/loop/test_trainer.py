@@ -11,6 +11,7 @@ import torch
 import torch.multiprocessing as mp
 from loop_factory import UPDATE, largest_difference, relative_difference, rollout, some_rollouts, tiny_backbone, weights
 
+from trinity_vlm import trainer as trainer_module
 from trinity_vlm.errors import TrainingError
 from trinity_vlm.trainer import Trainer, learning_rate, trained_role
 from trinity_vlm.types import POLICY, Role
@@ -76,8 +77,7 @@ def test_gradient_checkpointing_does_not_change_the_update():
     plain, found = updated()
     backbone = tiny_backbone()
     start = weights(backbone)
-    backbone.set_gradient_checkpointing(True)
-    metrics = Trainer(backbone, UPDATE, 10).update(some_rollouts(backbone), 0)
+    metrics = Trainer(backbone, changed(UPDATE, gradient_checkpointing="on"), 10).update(some_rollouts(backbone), 0)
     assert relative_difference(start, plain, weights(backbone)) < 1e-3
     assert found["grad_norm"] == pytest.approx(metrics["grad_norm"], rel=1e-4)
 
@@ -177,3 +177,34 @@ def test_two_workers_make_the_update_of_one(tmp_path, shares):
         assert found["loss"] == pytest.approx(metrics["loss"], abs=1e-6)
         assert found["grad_norm"] == pytest.approx(metrics["grad_norm"], rel=1e-4)
         assert found["grad_norm"] == pytest.approx(metrics["grad_norm"], rel=1e-4)
+
+
+def test_a_forward_pass_that_runs_out_of_memory_is_repeated_with_recomputed_layers(monkeypatch):
+    """The memory estimate may be too low: the update goes on, and is the same update."""
+    config = changed(UPDATE, gradient_checkpointing="auto")
+    plain, _ = updated(config)
+    backbone = tiny_backbone()
+    original, recomputed = backbone.completion_logprobs, []
+
+    def short_of_memory(batch, adapter):
+        recomputed.append(backbone._layers.num_recomputed)
+        if recomputed[-1] == 0:
+            raise torch.OutOfMemoryError("made up")
+        return original(batch, adapter)
+
+    monkeypatch.setattr(backbone, "completion_logprobs", short_of_memory)
+    start = weights(backbone)
+    Trainer(backbone, config, 10).update(some_rollouts(backbone), 0)
+    assert recomputed[:2] == [0, len(backbone._layers)]
+    assert relative_difference(start, plain, weights(backbone)) < 1e-3
+
+
+def test_rows_that_would_not_fit_are_recomputed(monkeypatch):
+    """``auto`` looks at the memory that is free: with none every layer is recomputed, with plenty none."""
+    found = []
+    for free in (0.0, 1e12):
+        monkeypatch.setattr(trainer_module, "free_memory", lambda device, free=free: free)
+        backbone = tiny_backbone()
+        Trainer(backbone, changed(UPDATE, gradient_checkpointing="auto"), 10).update(some_rollouts(backbone, 2), 0)
+        found.append(backbone._layers.num_recomputed)
+    assert found == [len(backbone._layers), 0]

@@ -64,7 +64,7 @@ def test_exact_engine_logprobs_make_the_recomputed_update():
 def test_rollouts_without_engine_logprobs_are_refused():
     backbone = tiny_backbone()
     before = weights(backbone)
-    with pytest.raises(TrainingError, match="old_logprobs=engine needs log-probabilities"):
+    with pytest.raises(TrainingError, match="old_logprobs=engine: this needs the engine's log-probabilities"):
         Trainer(backbone, ENGINE, 10).update(some_rollouts(backbone, 2), 0)
     assert largest_difference(before, weights(backbone)) == 0
 
@@ -105,3 +105,17 @@ def test_dropout_is_refused_before_anything_is_loaded():
     """The engine samples without dropout, so a policy trained with it would be off-policy from the first token."""
     with pytest.raises(ConfigError, match=r"lora\.dropout"):
         load_config("tiny", ["lora.dropout=0.1"])
+
+
+def test_an_importance_cap_bounds_the_weight_of_unlikely_engine_tokens():
+    """Engine log-probabilities 0.1 nat lower: every rollout weighs e^0.1, or the cap, and Adam's first step aside the
+    gradient scales with it. Without engine log-probabilities it is refused."""
+    _, plain = updated(UPDATE, -0.1)
+    _, weighted = updated(UPDATE.model_copy(update={"importance_cap": 2.0}), -0.1)
+    _, capped = updated(UPDATE.model_copy(update={"importance_cap": 1.05}), -0.1)
+    assert weighted["grad_norm"] == pytest.approx(plain["grad_norm"] * math.exp(0.1), rel=1e-4)
+    assert capped["grad_norm"] == pytest.approx(plain["grad_norm"] * 1.05, rel=1e-4)
+    backbone = tiny_backbone()
+    trainer = Trainer(backbone, UPDATE.model_copy(update={"importance_cap": 2.0}), 10)
+    with pytest.raises(TrainingError, match="importance_cap"):
+        trainer.update(some_rollouts(backbone, 2), 0)

@@ -8,12 +8,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trinity_vlm.objective import ObjectiveSums, gspo_loss
+from trinity_vlm.objective import ObjectiveSums, gspo_loss, importance_weights
 
 LOW, HIGH, REGULARIZER = 3e-4, 4e-4, 0.10
 
 
-def loss_of(trainer, rollout, mask, advantages, normalizer=1.0, regularizer=REGULARIZER):
+def loss_of(trainer, rollout, mask, advantages, regularizer=REGULARIZER, weights=None):
     return gspo_loss(
         trainer,
         rollout,
@@ -22,7 +22,7 @@ def loss_of(trainer, rollout, mask, advantages, normalizer=1.0, regularizer=REGU
         clip_low=LOW,
         clip_high=HIGH,
         regularizer=regularizer,
-        normalizer=normalizer,
+        weights=weights,
     )
 
 
@@ -122,7 +122,7 @@ def test_gradient_matches_finite_differences():
     """float64 gradcheck through ratio, clip and regularizer, away from the clip's kinks."""
     trainer, rollout, mask, advantages = batch(seed=3)
     assert torch.autograd.gradcheck(
-        lambda logprobs: loss_of(logprobs, rollout, mask, advantages, normalizer=6.0)[0],
+        lambda logprobs: loss_of(logprobs, rollout, mask, advantages)[0],
         (trainer,),
         eps=1e-8,
         atol=1e-5,
@@ -142,9 +142,9 @@ def test_gradient_flows_through_the_trainer_only():
 @settings(deadline=None, max_examples=30)
 @given(st.integers(0, 10_000), st.lists(st.integers(1, 7), min_size=1, max_size=5))
 def test_microbatches_add_up_to_the_big_batch(seed, cuts):
-    """Any split over micro-batches or workers gives the same gradient, loss and statistics for the same normalizer."""
+    """Any split over micro-batches or workers gives the same gradient, loss and statistics."""
     trainer, rollout, mask, advantages = batch(seed=seed, rows=8)
-    whole_loss, whole = loss_of(trainer, rollout, mask, advantages, normalizer=8.0)
+    whole_loss, whole = loss_of(trainer, rollout, mask, advantages)
     (whole_gradient,) = torch.autograd.grad(whole_loss, trainer)
     edges = sorted({0, 8, *cuts})
     loss, sums = 0.0, ObjectiveSums()
@@ -152,7 +152,7 @@ def test_microbatches_add_up_to_the_big_batch(seed, cuts):
         part = slice(start, stop)
         width = int(mask[part].sum(dim=1).max())  # each micro-batch is padded to its own longest rollout
         part_loss, part_sums = loss_of(
-            trainer[part, :width], rollout[part, :width], mask[part, :width], advantages[part], normalizer=8.0
+            trainer[part, :width], rollout[part, :width], mask[part, :width], advantages[part]
         )
         part_loss.backward()
         loss, sums = loss + part_loss.item(), sums + part_sums
@@ -162,12 +162,25 @@ def test_microbatches_add_up_to_the_big_batch(seed, cuts):
     assert (sums.num_rollouts, sums.num_tokens) == (8, int(mask.sum()))
 
 
-def test_normalizer_divides_the_sum():
+def test_importance_weights_are_bounded_ratios_of_sequences():
+    """exp of the mean gap, over real tokens only, cut at the cap: gaps of 0.1 on average, none, and 1."""
+    rollout = torch.tensor([[-1.0, -1.0], [-2.0, math.nan], [-1.0, -1.0]])
+    engine = torch.tensor([[-1.3, -0.9], [-2.0, 5.0], [-2.0, -2.0]])
+    mask = torch.tensor([[1, 1], [1, 0], [1, 1]])
+    weights = importance_weights(rollout, engine, mask, cap=2.0)
+    assert weights.tolist() == pytest.approx([math.exp(0.1), 1.0, 2.0], rel=1e-6)
+
+
+def test_importance_weights_scale_the_surrogate_and_not_the_regularizer():
+    """On-policy L_o = -w A; the gradient of the regularizer does not see w."""
     trainer, rollout, mask, advantages = batch()
-    single, _ = loss_of(trainer, rollout, mask, advantages, normalizer=1.0)
-    tenth, sums = loss_of(trainer, rollout, mask, advantages, normalizer=10.0)
-    assert tenth.item() == pytest.approx(single.item() / 10, abs=1e-14)
-    assert sums.loss == pytest.approx(single.item(), abs=1e-12), "statistics are never normalised"
+    weights = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 0.25], dtype=torch.float64)
+    exact = trainer.detach().clone().requires_grad_()
+    loss, _ = loss_of(exact, exact.detach(), mask, advantages, weights=weights)
+    assert loss.item() == pytest.approx(-(weights * advantages).sum().item(), abs=1e-12)
+    regularized, _ = loss_of(trainer, rollout, mask, advantages, weights=torch.zeros(6, dtype=torch.float64))
+    plain, _ = loss_of(trainer, rollout, mask, torch.zeros(6, dtype=torch.float64))
+    assert regularized.item() == pytest.approx(plain.item(), abs=1e-15)
 
 
 @pytest.mark.parametrize("garbage", [math.nan, math.inf, -math.inf, 1e30])
@@ -205,12 +218,6 @@ def test_mismatched_shapes_are_errors_not_broadcasts(wrong):
     arguments[wrong] = arguments[wrong][:, None] if wrong == "advantages" else arguments[wrong][:1].squeeze()
     with pytest.raises(ValueError, match=wrong):
         loss_of(*arguments.values())
-
-
-@pytest.mark.parametrize("normalizer", [0.0, -1.0, math.nan])
-def test_normalizer_must_be_positive(normalizer):
-    with pytest.raises(ValueError, match="normalizer"):
-        loss_of(*batch(), normalizer=normalizer)
 
 
 def test_empty_sums_have_counts_and_no_means():

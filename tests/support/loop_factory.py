@@ -12,7 +12,7 @@ from trinity_vlm.types import Completion, ImageRecord, Message, Prompt, Role, Ro
 SMALL = ("steps=2", "images.per_step=2", "roles.candidates=2", "roles.solutions=2", "evaluation.problems=8")
 """The smallest run in which candidates of the embedded model are selected and rollouts of both roles are kept."""
 
-UPDATE = UpdateConfig(lr=1e-3, gradient_checkpointing=False, warmup_steps=0)
+UPDATE = UpdateConfig(lr=1e-3, gradient_checkpointing="off", warmup_steps=0)
 
 
 def tiny_backbone(seed=0, rank=4):

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from trinity_vlm.answers import Matcher
 from trinity_vlm.backbone import Backbone
 from trinity_vlm.backbone.loading import check_model
-from trinity_vlm.config import ENGINE_KINDS, Config
+from trinity_vlm.config import Config
 from trinity_vlm.ema import VerifierEma, make_ema
 from trinity_vlm.engine.paper_layout import PaperLayoutEngine
 from trinity_vlm.engine.protocol import Engine
@@ -16,6 +16,7 @@ from trinity_vlm.engine.routed import RoutedEngine
 from trinity_vlm.engine.transformers_engine import TransformersEngine
 from trinity_vlm.engine.vllm.engine import VllmEngine
 from trinity_vlm.engine.vllm.library import check_installed
+from trinity_vlm.engine_settings import ENGINE_KINDS
 from trinity_vlm.environments import Environment, environment_of
 from trinity_vlm.episode import Cast
 from trinity_vlm.errors import ConfigError

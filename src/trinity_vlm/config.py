@@ -10,7 +10,6 @@ before any model is loaded.
 
 from __future__ import annotations
 
-import difflib
 import math
 from collections.abc import Mapping, Sequence
 from importlib import resources
@@ -20,7 +19,7 @@ from typing import Annotated, Any, Literal
 import yaml
 from pydantic import Field, ValidationError, model_validator
 
-from trinity_vlm.engine_settings import ServersConfig, VerifierEngineConfig, VllmConfig
+from trinity_vlm.engine_settings import EngineConfig, VerifierEngineConfig
 from trinity_vlm.errors import ConfigError
 from trinity_vlm.section import (
     AutoSwitch,
@@ -31,12 +30,12 @@ from trinity_vlm.section import (
     PositiveFloat,
     Section,
     Switch,
+    leaf_keys,
+    suggestion,
 )
 
 PRESET_PACKAGE = "trinity_vlm.presets"
 FORMAT_VERSION = 1
-ENGINE_KINDS = ("transformers", "vllm", "openai")
-ENGINES_WITH_THEIR_OWN_MODEL = ("vllm", "openai")
 
 
 class SamplingConfig(Section):
@@ -201,43 +200,6 @@ class EmaConfig(Section):
     alpha: Fraction = 0.999
     rank: Positive | None = Field(None, description="of the factored delta; unset: twice lora.rank")
     error_bound: PositiveFloat = Field(1e-3, description="relative truncation error per step above which a run warns")
-
-
-class EngineConfig(Section):
-    """The generation backend."""
-
-    kind: str = Field(
-        "transformers",
-        description="'transformers', 'vllm' (in this process), 'openai' (servers), or the import path of your own",
-    )
-    vllm: VllmConfig = VllmConfig()
-    servers: ServersConfig | None = Field(None, description="of kind 'openai': {urls: [...], model: ...}")
-    layout: Literal["adapters", "paper"] = Field(
-        "adapters",
-        description="paper: one phase after the other and full weight swaps between them, to compare with (vllm only)",
-    )
-    sub_batch: Positive | None = Field(
-        None, description="with layout 'paper': prompts generated at a time (paper: 2); unset: all of a phase"
-    )
-    max_batch_sequences: Positive = Field(256, description="sequences decoded side by side")
-    cuda_graphs: bool = Field(True, description="on a GPU: static cache and captured decode step")
-
-    @model_validator(mode="after")
-    def _servers_of_openai(self) -> EngineConfig:
-        if (self.kind == "openai") != (self.servers is not None):
-            raise ValueError(
-                f"engine.kind={self.kind!r} with engine.servers {'unset' if self.servers is None else 'set'}: 'openai' "
-                "needs engine.servers={urls: [...], model: ...}, other kinds take none"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _paper_layout(self) -> EngineConfig:
-        if self.layout == "paper" and self.kind != "vllm":
-            raise ValueError(f"engine.layout=paper with engine.kind={self.kind!r}: only 'vllm' swaps whole weights")
-        if self.sub_batch is not None and self.layout != "paper":
-            raise ValueError(f"engine.sub_batch={self.sub_batch} with engine.layout=adapters: it belongs to 'paper'")
-        return self
 
 
 class CheckpointConfig(Section):
@@ -412,7 +374,7 @@ def _parse_value(text: str) -> Any:
 def _explain(error: Any) -> str:
     key = ".".join(str(part) for part in error["loc"])
     if error["type"] == "extra_forbidden":
-        return f"{key}: unknown key{_suggestion(key)}"
+        return f"{key}: unknown key{suggestion(key, all_keys())}"
     if error["type"] == "missing":
         return f"{key}: required, but not set"
     message = error["msg"].removeprefix("Value error, ")
@@ -421,18 +383,6 @@ def _explain(error: Any) -> str:
     return f"{key}={error['input']!r}: {message[0].lower()}{message[1:]}"
 
 
-def _suggestion(key: str) -> str:
-    close = difflib.get_close_matches(key, all_keys(), n=1)
-    return f"; did you mean {close[0]}?" if close else "; `trinity-vlm keys` lists all"
-
-
-def all_keys(section: type[Section] = Config, prefix: str = "") -> list[str]:
+def all_keys() -> list[str]:
     """Every dotted leaf key of the configuration, in order."""
-    keys: list[str] = []
-    for name, info in section.model_fields.items():
-        annotation = info.annotation
-        if isinstance(annotation, type) and issubclass(annotation, Section):
-            keys += all_keys(annotation, f"{prefix}{name}.")
-        else:
-            keys.append(prefix + name)
-    return keys
+    return leaf_keys(Config)

@@ -5,9 +5,12 @@ from __future__ import annotations
 import re
 from typing import Annotated, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from trinity_vlm.section import NonNegative, NonNegativeFloat, Positive, PositiveFloat, Section
+
+ENGINE_KINDS = ("transformers", "vllm", "openai")
+ENGINES_WITH_THEIR_OWN_MODEL = ("vllm", "openai")
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _URL = re.compile(r"https?://[^\s/?#@]+(/[^\s?#@]*)?")
@@ -87,6 +90,43 @@ class VerifierEngineConfig(ServersConfig):
     """Another model that plays the Verifier (Appendix D): it is never trained and takes no adapter."""
 
     kind: Literal["openai"] = Field("openai", description="the only kind so far")
+
+
+class EngineConfig(Section):
+    """The generation backend."""
+
+    kind: str = Field(
+        "transformers",
+        description="'transformers', 'vllm' (in this process), 'openai' (servers), or the import path of your own",
+    )
+    vllm: VllmConfig = VllmConfig()
+    servers: ServersConfig | None = Field(None, description="of kind 'openai': {urls: [...], model: ...}")
+    layout: Literal["adapters", "paper"] = Field(
+        "adapters",
+        description="paper: one phase after the other and full weight swaps between them, to compare with (vllm only)",
+    )
+    sub_batch: Positive | None = Field(
+        None, description="with layout 'paper': prompts generated at a time (paper: 2); unset: all of a phase"
+    )
+    max_batch_sequences: Positive = Field(256, description="sequences decoded side by side")
+    cuda_graphs: bool = Field(True, description="on a GPU: static cache and captured decode step")
+
+    @model_validator(mode="after")
+    def _servers_of_openai(self) -> EngineConfig:
+        if (self.kind == "openai") != (self.servers is not None):
+            raise ValueError(
+                f"engine.kind={self.kind!r} with engine.servers {'unset' if self.servers is None else 'set'}: 'openai' "
+                "needs engine.servers={urls: [...], model: ...}, other kinds take none"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _paper_layout(self) -> EngineConfig:
+        if self.layout == "paper" and self.kind != "vllm":
+            raise ValueError(f"engine.layout=paper with engine.kind={self.kind!r}: only 'vllm' swaps whole weights")
+        if self.sub_batch is not None and self.layout != "paper":
+            raise ValueError(f"engine.sub_batch={self.sub_batch} with engine.layout=adapters: it belongs to 'paper'")
+        return self
 
 
 def server_root(url: str) -> str:

@@ -13,7 +13,8 @@ from typing import Protocol, Self
 
 import torch
 
-from trinity_vlm.config import ENGINES_WITH_THEIR_OWN_MODEL, Config
+from trinity_vlm.config import Config
+from trinity_vlm.engine_settings import ENGINES_WITH_THEIR_OWN_MODEL
 from trinity_vlm.trainer import Trainer
 from trinity_vlm.types import Rollout
 

@@ -9,8 +9,8 @@ import asyncio
 from collections.abc import Mapping
 
 from trinity_vlm.assembly import System, open_stream
-from trinity_vlm.config import ENGINES_WITH_THEIR_OWN_MODEL
 from trinity_vlm.engine.parity import PARITY_BOUNDS, Gap, parity_gaps, require_parity
+from trinity_vlm.engine_settings import ENGINES_WITH_THEIR_OWN_MODEL
 from trinity_vlm.errors import TrainingError
 from trinity_vlm.recording import Reporter
 from trinity_vlm.types import POLICY, Role

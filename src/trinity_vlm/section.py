@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
 import functools
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator
@@ -51,3 +53,27 @@ def _number_range(section: type[Section], name: str) -> str | None:
             bounds = " and ".join(f"{sign} {kind[bound]:g}" for bound, sign in _BOUNDS.items() if bound in kind)
             return f"{'an integer' if kind['type'] == 'integer' else 'a number'} {bounds}".rstrip()
     return None
+
+
+def leaf_keys(section: type[Section], prefix: str = "") -> list[str]:
+    """Every dotted key below ``section`` that holds a value, in order."""
+    keys: list[str] = []
+    for name, info in section.model_fields.items():
+        annotation = info.annotation
+        if isinstance(annotation, type) and issubclass(annotation, Section):
+            keys += leaf_keys(annotation, f"{prefix}{name}.")
+        else:
+            keys.append(prefix + name)
+    return keys
+
+
+def suggestion(key: str, known: Sequence[str]) -> str:
+    """What to say of an unknown key: a similar key of its section, all keys of that section, or where to look."""
+    section, _, leaf = key.rpartition(".")
+    siblings = {k.removeprefix(f"{section}."): k for k in known if section and k.startswith(f"{section}.")}
+    if close := difflib.get_close_matches(leaf, siblings, n=1):
+        return f"; did you mean {siblings[close[0]]}?"
+    if siblings:
+        return f"; {section} has {', '.join(siblings)}"
+    close = difflib.get_close_matches(key, known, n=1)
+    return f"; did you mean {close[0]}?" if close else "; `trinity-vlm keys` lists all"

@@ -47,3 +47,20 @@ def test_booleans_stay_booleans_and_switches_need_no_quotes():
     assert (config.roles.disputes, config.dry_run, config.images.thumbnails) == (False, True, "off")
     assert config.ema.rank is None
     assert load_config("tiny", ["images.thumbnails=on"]).images.thumbnails == "on"
+
+
+@pytest.mark.parametrize(
+    ("key", "message"),
+    [
+        ("update.warmup_step", "update.warmup_step: unknown key; did you mean update.warmup_steps?"),
+        ("update.learning_rate", "update.learning_rate: unknown key; update has lr, weight_decay,"),
+        ("engine.vllm.gpu_memory", "engine.vllm.gpu_memory: unknown key; engine.vllm has kv_cache_gib,"),
+        ("stepz", "stepz: unknown key; did you mean steps?"),
+        ("foo", "foo: unknown key; `trinity-vlm keys` lists all"),
+    ],
+)
+def test_an_unknown_key_is_answered_with_keys_of_its_own_section(key, message):
+    """update.learning_rate was once answered with update.regularizer, which only looks alike."""
+    with pytest.raises(ConfigError) as caught:
+        load_config("tiny", [f"{key}=1"])
+    assert str(caught.value).startswith(message)

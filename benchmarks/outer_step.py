@@ -211,7 +211,7 @@ def _phases(result: StepResult, samples: Sequence[Sample], start: float) -> Row:
                 "prompt_tokens": sum(len(s.prompt_ids) for s in chosen),
             }
     trained = [len(r.completion.prompt_token_ids) + len(r.completion.token_ids) for r in result.rollouts]
-    update = row["seconds/update"] + row.get("seconds/overlapped", 0.0)
+    update = row["seconds/update"] + row.get("seconds/backward", 0.0)
     row |= {"trained_tokens": sum(trained), "trained_tokens_per_s": sum(trained) / update}
     return row
 
@@ -231,7 +231,7 @@ def _bounds(system: System, result: StepResult, samples: Sequence[Sample], row: 
     running = decode_seconds(samples, steps_in_flight(samples), shape, machine)
     ideal = decode_seconds(samples, longest_chain(samples), shape, machine)
     update, unshared = (update_flops(result.rollouts, shape, once) / machine.flops for once in (True, False))
-    spent = row["seconds/update"] + row.get("seconds/overlapped", 0.0)
+    spent = row["seconds/update"] + row.get("seconds/backward", 0.0)
     bounds = {
         "step_without_overlap_s": prefill + ideal + update,
         "step_with_overlap_s": max(ideal, prefill + update),

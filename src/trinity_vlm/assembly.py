@@ -16,7 +16,7 @@ from trinity_vlm.engine.routed import RoutedEngine
 from trinity_vlm.engine.transformers_engine import TransformersEngine
 from trinity_vlm.engine.vllm.engine import VllmEngine
 from trinity_vlm.engine.vllm.library import check_installed
-from trinity_vlm.engine_settings import ENGINE_KINDS
+from trinity_vlm.engine_settings import ENGINE_KINDS, ENGINES_WITH_THEIR_OWN_MODEL
 from trinity_vlm.environments import Environment, environment_of
 from trinity_vlm.episode import Cast
 from trinity_vlm.errors import ConfigError
@@ -124,6 +124,8 @@ def assemble(config: Config, workers: Workers | None = None) -> System:
     workers = workers or Workers()
     check(config, workers)
     players = open_players(config)
+    # The engine's own arithmetic in the update: vLLM multiplies with adapters in the model's dtype.
+    players.backbone.round_adapters(config.engine.kind in ENGINES_WITH_THEIR_OWN_MODEL)
     return System(
         config=config,
         workers=workers,

@@ -261,6 +261,15 @@ class Config(Section):
         return self
 
     @model_validator(mode="after")
+    def _one_correction(self) -> Config:
+        if self.update.importance_cap is not None and self.update.old_logprobs == "engine":
+            raise ValueError(
+                f"update.importance_cap={self.update.importance_cap} with update.old_logprobs=engine: the ratio of "
+                "Eq. (3) then holds the difference already; unset one of them"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _can_overlap(self) -> Config:
         if self.update.overlap != "on":
             return self

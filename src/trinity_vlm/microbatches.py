@@ -17,7 +17,7 @@ from trinity_vlm.types import Rollout
 
 SHORT_ROW_TOKENS = 1024
 """Rows up to this length share padded batches with a mask per query, whose attention costs the square of the longest
-row; a longer row goes alone, without a mask."""
+row; where the model can, a longer row goes alone, without a mask."""
 
 LENGTH_SPREAD = 1.5
 """A micro-batch's longest row is at most this many times its shortest: the rest would be padding."""
@@ -63,11 +63,12 @@ def packs(items: Sequence[Item], longest: int) -> list[Pack]:
     return [pack for same in rows.values() for pack in same]
 
 
-def microbatches(rows: Sequence[Pack], tokens: int) -> Iterator[list[Pack]]:
-    """Rows of similar length abreast, at most ``tokens`` padded tokens (one row at least), the longest rows first."""
+def microbatches(rows: Sequence[Pack], tokens: int, short: int) -> Iterator[list[Pack]]:
+    """Rows of similar length abreast, at most ``tokens`` padded tokens (one row at least), the longest rows first; rows
+    of more than ``short`` tokens alone."""
     batch: list[Pack] = []
     for pack in sorted(rows, key=lambda p: p.length, reverse=True):
-        if batch and not _joins(batch, pack, tokens):
+        if batch and not _joins(batch, pack, tokens, short):
             yield batch
             batch = []
         batch.append(pack)
@@ -75,10 +76,10 @@ def microbatches(rows: Sequence[Pack], tokens: int) -> Iterator[list[Pack]]:
         yield batch
 
 
-def _joins(batch: Sequence[Pack], pack: Pack, tokens: int) -> bool:
+def _joins(batch: Sequence[Pack], pack: Pack, tokens: int, short: int) -> bool:
     widest = batch[0].length
     fits = widest * (len(batch) + 1) <= tokens
-    return fits and widest <= min(SHORT_ROW_TOKENS, LENGTH_SPREAD * pack.length)
+    return fits and widest <= min(short, LENGTH_SPREAD * pack.length)
 
 
 def collate_packs(backbone: Backbone, batch: Sequence[Pack]) -> Batch:

@@ -36,6 +36,7 @@ class ObjectiveSums:
 
     loss, ratio, clipped, kl: sums over rollouts of L_o, rho_o, [the clip decided], mean_t(exp(l_t) - l_t - 1)
     ratio_max: the largest rho_o, combined by max
+    weight: sum of w_o, 0 where the surrogate is not weighted
     """
 
     loss: float = 0.0
@@ -43,6 +44,7 @@ class ObjectiveSums:
     ratio_max: float = 0.0
     clipped: float = 0.0
     kl: float = 0.0
+    weight: float = 0.0
     num_rollouts: int = 0
     num_tokens: int = 0
 
@@ -58,6 +60,8 @@ class ObjectiveSums:
         counts: dict[str, float] = {"num_rollouts": self.num_rollouts, "num_tokens": self.num_tokens}
         if not self.num_rollouts:
             return counts
+        if self.weight:
+            counts["importance_weight"] = self.weight / self.num_rollouts
         return counts | {
             "loss": self.loss / self.num_rollouts,
             "ratio_mean": self.ratio / self.num_rollouts,
@@ -118,6 +122,7 @@ def gspo_loss(
         ratio_max=ratio_max,
         clipped=clipped_sum,
         kl=kl_sum,
+        weight=0.0 if weights is None else float(weights.double().sum()),
         num_rollouts=len(lengths),
         num_tokens=int(lengths.sum()),
     )

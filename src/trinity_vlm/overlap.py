@@ -72,8 +72,8 @@ class LateUpdate:
 class EarlyUpdate:
     """Backward passes in a thread of their own, one episode after the other, while other episodes generate.
 
-    The engine must have a model of its own. Adds ``seconds/overlapped``: time in backward passes before the last
-    episode ended.
+    The engine must have a model of its own. Adds ``seconds/backward``: time in these passes, most of it beside others'
+    generation.
     """
 
     def __init__(self, trainer: Trainer, step: int) -> None:
@@ -88,7 +88,7 @@ class EarlyUpdate:
 
     def finish(self, rollouts: Sequence[Rollout]) -> dict[str, float]:
         """The optimizer step; every rollout was taken already."""
-        return self._update.finish() | {"seconds/overlapped": self._update.seconds}
+        return self._update.finish() | {"seconds/backward": self._update.seconds}
 
     def __enter__(self) -> Self:
         return self

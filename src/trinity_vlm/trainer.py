@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -22,7 +23,7 @@ from trinity_vlm.backbone import Backbone, Batch, EncodedPrompt
 from trinity_vlm.checkpoint import load_optimizer, optimizer_tensors
 from trinity_vlm.config import UpdateConfig
 from trinity_vlm.errors import TrainingError
-from trinity_vlm.microbatches import Item, Pack, collate_packs, microbatches, packs
+from trinity_vlm.microbatches import SHORT_ROW_TOKENS, Item, Pack, collate_packs, microbatches, packs
 from trinity_vlm.objective import ObjectiveSums, gspo_loss, importance_weights
 from trinity_vlm.types import POLICY, Role, Rollout
 from trinity_vlm.workers import Workers
@@ -33,12 +34,28 @@ USABLE_MEMORY = 0.85
 """Share of the free memory that one micro-batch's activations may be planned to take."""
 
 
+CGROUP = Path("/sys/fs/cgroup")
+_OUT_OF_MEMORY = (
+    "the backward pass ran out of GPU memory; nothing was saved. Resume from the last checkpoint with "
+    "update.gradient_checkpointing=on, a smaller update.tokens_per_microbatch or a smaller engine.vllm.kv_cache_gib"
+)
+
+
 def free_memory(device: torch.device) -> float:
-    """Bytes that can be allocated on ``device`` right now, the allocator's own reserves included."""
+    """Bytes that can be allocated on ``device`` right now: the allocator's own reserves included, and no more than a
+    container's limit."""
     if device.type != "cuda":
-        return float(psutil.virtual_memory().available)
+        return min(float(psutil.virtual_memory().available), _left_in_container())
     unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     return float(torch.cuda.mem_get_info(device)[0] + unused)
+
+
+def _left_in_container() -> float:
+    try:
+        limit, used = ((CGROUP / name).read_text().strip() for name in ("memory.max", "memory.current"))
+    except OSError:
+        return math.inf
+    return math.inf if limit == "max" else float(limit) - float(used)
 
 
 def learning_rate(base: float, step: int, total: int, warmup: int) -> float:
@@ -75,7 +92,7 @@ class Trainer:
         self.config = config
         self.total_steps = total_steps
         self.workers = workers or Workers()
-        backbone.round_adapters(True)
+        self._usable_memory = USABLE_MEMORY
         if config.compile_layers and backbone.device.type == "cuda":
             backbone.compile_layers()
         self.names, self.parameters = map(list, zip(*backbone.trainable_parameters(), strict=True))
@@ -168,7 +185,7 @@ class Trainer:
     def _backward(self, batch: Sequence[Pack], sums: _Sums, step: int) -> None:
         items = [item for pack in batch for item in pack.items]
         collated = collate_packs(self.backbone, batch)
-        trainer_logprobs = self._forward(collated, tokens=batch[0].length * len(batch))
+        trainer_logprobs = self._forward(collated)
         mask = collated.completion_mask
         rollout_logprobs = trainer_logprobs.detach()
         if items[0].rollout_logprobs is not None:
@@ -186,23 +203,28 @@ class Trainer:
         )
         if not torch.isfinite(loss):
             raise TrainingError(_not_finite(step, "loss", loss.item()))
-        loss.backward()
+        try:
+            loss.backward()
+        except torch.OutOfMemoryError as error:
+            raise TrainingError(f"step {step + 1}: {_OUT_OF_MEMORY}") from error
         sums.objective = sums.objective + objective
         if engine_logprobs is not None:
             sums.gaps = sums.gaps + GapSums.measure(trainer_logprobs.detach(), engine_logprobs, mask)
 
-    def _forward(self, collated: Batch, tokens: int) -> Tensor:
+    def _forward(self, collated: Batch) -> Tensor:
         """Log-probabilities [S, T] with gradient; as few layers keep only their input as memory asks for.
 
-        What fits is an estimate. A forward pass that does run out of memory is repeated with every layer recomputed.
+        What fits is an estimate. A forward pass that does run out of memory is repeated with every layer recomputed,
+        and later ones plan with less.
         """
         backbone, setting = self.backbone, self.config.gradient_checkpointing
         if setting != "auto":
             backbone.set_gradient_checkpointing(setting == "on")
             return backbone.completion_logprobs(collated, POLICY)
-        backbone.fit_checkpointing(tokens, USABLE_MEMORY * free_memory(backbone.device))
+        backbone.fit_checkpointing(collated, self._usable_memory * free_memory(backbone.device))
         with suppress(torch.OutOfMemoryError):
             return backbone.completion_logprobs(collated, POLICY)
+        self._usable_memory *= 0.8
         torch.cuda.empty_cache()
         backbone.set_gradient_checkpointing(True)
         return backbone.completion_logprobs(collated, POLICY)
@@ -230,7 +252,8 @@ class Trainer:
 
     def _microbatches(self, items: Sequence[Item]) -> Iterator[list[Pack]]:
         longest = self.config.tokens_per_microbatch if self.backbone.shares_prompts else 0
-        return microbatches(packs(items, longest), self.config.tokens_per_microbatch)
+        short = SHORT_ROW_TOKENS if self.backbone.shares_prompts else self.config.tokens_per_microbatch
+        return microbatches(packs(items, longest), self.config.tokens_per_microbatch, short)
 
     def state(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
         """Optimizer tensors and plain values, to be given back to :meth:`load_state`."""
@@ -263,14 +286,6 @@ class OpenUpdate:
         return self._trainer._metrics([self._sums], norms, self._step)
 
 
-@dataclass(slots=True)
-class _Sums:
-    """What has been accumulated towards one optimizer step on this worker."""
-
-    objective: ObjectiveSums = field(default_factory=ObjectiveSums)
-    gaps: GapSums = field(default_factory=lambda: GapSums())
-
-
 @dataclass(frozen=True, slots=True)
 class GapSums:
     """|engine - trainer| log-probability of the same tokens, in nat: additive over micro-batches and workers."""
@@ -293,6 +308,14 @@ class GapSums:
         if self.tokens == 0:
             return {}
         return {"engine_gap": self.total / self.tokens, "engine_gap_max": self.largest}
+
+
+@dataclass(slots=True)
+class _Sums:
+    """What has been accumulated towards one optimizer step on this worker."""
+
+    objective: ObjectiveSums = field(default_factory=ObjectiveSums)
+    gaps: GapSums = field(default_factory=GapSums)
 
 
 def _not_finite(step: int, what: str, value: float) -> str:

@@ -6,7 +6,7 @@ from tiny_families import ask, load, model_config, picture, randomize
 from torch._dynamo.utils import counters
 
 from trinity_vlm.backbone import Backbone
-from trinity_vlm.backbone.activations import COMPILED, ActivationModel
+from trinity_vlm.activations import COMPILED, ActivationModel
 from trinity_vlm.config import LoraConfig
 
 
@@ -141,18 +141,35 @@ def test_activation_bytes_are_near_what_is_kept(family_directory):
     batch = backbone.collate_row(backbone.encode(ask("a", picture(2))), [(5,) * 200])
     tokens = batch.input_ids.shape[1]
     layers = len(backbone._layers)
-    in_flight = 2 * (backbone.activation_bytes(tokens, False) - backbone._activation_bytes(tokens, 1))
-    estimates = [backbone._activation_bytes(tokens, n) - in_flight for n in range(layers + 1)]
+    in_flight = 2 * (backbone.activation_bytes(tokens, False) - backbone._activation_bytes(tokens, 1, True))
+    estimates = [backbone._activation_bytes(tokens, n, True) - in_flight for n in range(layers + 1)]
     assert kept_bytes(backbone, batch) == pytest.approx(estimates[0], rel=0.35)
     assert estimates == sorted(estimates, reverse=True)
 
 
 def test_as_few_layers_are_recomputed_as_the_budget_allows(qwen):
     """The fewest that fit; none with room enough, all where nothing fits."""
-    needs = [qwen._activation_bytes(1000, n) for n in range(len(qwen._layers) + 1)]
-    assert [qwen.fit_checkpointing(1000, need) for need in needs] == [0, 1, 2]
-    assert qwen.fit_checkpointing(1000, needs[1] - 1) == 2
-    assert qwen.fit_checkpointing(1000, 0) == 2
+    prompt = qwen.encode(ask("How many?"))
+    batch = qwen.collate([(prompt, range(50, 90)), (prompt, range(50, 60))], "right")
+    tokens = 2 * (len(prompt.input_ids) + 40)
+    needs = [qwen._activation_bytes(tokens, n, False) for n in range(len(qwen._layers) + 1)]
+    assert [qwen.fit_checkpointing(batch, need) for need in needs] == [0, 1, 2]
+    assert qwen.fit_checkpointing(batch, needs[1] - 1) == 2
+    assert qwen.fit_checkpointing(batch, 0) == 2
+
+
+def test_padded_batches_are_planned_without_compiled_layers(family_directory):
+    """They run as they are, and keep more: with what a compiled row of as many tokens needs they would run out."""
+    backbone = load(family_directory("qwen3_vl"))
+    prompt = backbone.encode(ask("How many?"))
+    padded = backbone.collate([(prompt, range(50, 90))], "right")
+    row = backbone.collate_row(prompt, [range(50, 90)])
+    before = backbone._activation_bytes(padded.input_ids.numel(), 0, True)
+    backbone.compile_layers("eager")
+    enough_for_a_row = backbone.activation_bytes(row.input_ids.numel(), checkpointed=False)
+    assert enough_for_a_row < before
+    assert backbone.fit_checkpointing(row, enough_for_a_row) == 0
+    assert backbone.fit_checkpointing(padded, enough_for_a_row) > 0
 
 
 def test_the_estimate_for_the_8b_shape():

@@ -12,7 +12,7 @@ from trinity_vlm.cli import doctoring
 from trinity_vlm.cli.main import EXIT_FAILURE, EXIT_USER, main
 from trinity_vlm.config import load_config
 from trinity_vlm.errors import ConfigError
-from trinity_vlm.machine import EXTRAS, REQUIRED, UNKNOWN, VLLM, Gpu, Package, inspect_machine
+from trinity_vlm.machine import EXTRAS, REQUIRED, UNKNOWN, VLLM, Gpu, Package, find_compiler, inspect_machine
 
 PROJECT = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
 ONE_8B = ["--preset", "qwen3-vl-8b"]
@@ -58,6 +58,95 @@ def test_a_card_that_is_too_small_ends_with_1_and_settings_that_help(capsys):
     assert code == EXIT_FAILURE
     assert "GiB too much" in text
     assert "instead update.gradient_checkpointing=auto" in text
+
+
+def test_a_cache_too_small_for_one_sequence_is_told_as_such(capsys):
+    """With the sizes and what to set; nothing is too much, least of all less than nothing."""
+    code, text = told(capsys, *ONE_8B, "--gpu-gib", "139.8", "engine.kind=vllm", "engine.vllm.kv_cache_gib=2")
+    assert code == EXIT_FAILURE
+    assert "engine.vllm.kv_cache_gib=2 does not hold one sequence of model.context=20480" in text
+    assert "it takes 2.82 GiB" in text
+    assert "too much" not in text
+    assert "instead engine.vllm.kv_cache_gib=40.5" in text
+
+
+def test_a_small_cache_that_nobody_set_is_told_as_unset(capsys, no_gpu, monkeypatch):
+    """On a CPU it is 1 GiB."""
+    monkeypatch.setattr(doctoring, "CPU_PARAMETERS", 1e12)
+    _, text = told(capsys, *ONE_8B, "engine.kind=vllm")
+    assert "engine.vllm.kv_cache_gib is unset, 1 GiB on a CPU: that does not hold one sequence" in text
+
+
+def test_the_help_says_what_is_counted_smaller(capsys):
+    code, text = told(capsys, "--help")
+    text = " ".join(text.replace("│", " ").split())
+    assert code == 0
+    assert "everything at its largest" not in text
+    assert "a quarter of their token budgets" in text
+    assert "every layer were recomputed" in text
+
+
+def test_workers_share_the_images(capsys, no_gpu):
+    """A GPU of 80 GiB is tight for one worker and not for one of eight; 16 images can't be shared by three."""
+    vllm = (*ONE_8B, "engine.kind=vllm", "--gpu-gib", "80")
+    assert "slower the cache holds less" in told(capsys, *vllm)[1]
+    assert "slower" not in told(capsys, *vllm, "--workers", "8")[1]
+    code, text = told(capsys, *vllm, "--workers", "3")
+    assert code == EXIT_FAILURE
+    assert "images.per_step=16: 3 workers need a multiple of 3" in text
+
+
+def test_workers_are_planned_for_the_fullest_of_their_gpus_and_share_the_cpu(capsys, monkeypatch):
+    gpus = (Gpu("First", 139.8, 139.0), Gpu("Second", 139.8, 90.0), Gpu("Third", 139.8, 10.0))
+    monkeypatch.setattr(machine, "gpus", lambda: gpus)
+    assert "device First, 139.0" in told(capsys, *ONE_8B)[1]
+    assert "device Second, 90.0" in told(capsys, *ONE_8B, "--workers", "2")[1]
+    main(["doctor", "tiny", "model.device=cpu", "--workers", "2", "--json"])
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["plan"]["memory_gib"] == answer["machine"]["free_memory_gib"] / 2
+
+
+@pytest.mark.parametrize(
+    ("overrides", "gpus", "complains"),
+    [
+        ((), (Gpu("Imagined", 139.8, 139.0),), True),
+        (("update.compile_layers=false",), (Gpu("Imagined", 139.8, 139.0),), False),
+        (("model.device=cpu",), (Gpu("Imagined", 139.8, 139.0),), False),
+        ((), (), False),
+    ],
+)
+def test_a_missing_compiler_is_a_problem_of_compiled_layers_on_a_gpu(capsys, monkeypatch, overrides, gpus, complains):
+    """For the doctor, and for a run before it starts."""
+    monkeypatch.setattr(machine, "gpus", lambda: gpus)
+    monkeypatch.setattr(fitting, "current_gpu", lambda: gpus[0] if gpus else None)
+    config = load_config("tiny", overrides)
+    fitting.check_compiler(config)
+    assert "C compiler" not in told(capsys, "tiny", *overrides)[1]
+    monkeypatch.setattr(machine, "find_compiler", lambda: None)
+    monkeypatch.setattr(fitting, "find_compiler", lambda: None)
+    code, text = told(capsys, "tiny", *overrides)
+    assert "compiler none" in text
+    assert ("install a C compiler such as gcc, or set update.compile_layers=false" in text) is complains
+    if complains:
+        assert code == EXIT_FAILURE
+        with pytest.raises(ConfigError, match=r"compile_layers=true.*install a C compiler.*compile_layers=false"):
+            fitting.check_compiler(config)
+    else:
+        fitting.check_compiler(config)
+
+
+def test_the_compiler_is_the_one_that_triton_takes(monkeypatch, tmp_path):
+    """$CC before all, be it there or not; then gcc, then clang."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CC", raising=False)
+    assert find_compiler() is None
+    for name in ("clang", "gcc", "mine"):
+        (tmp_path / name).touch(mode=0o755)
+        if name == "mine":
+            monkeypatch.setenv("CC", name)
+        assert find_compiler() == str(tmp_path / name)
+    monkeypatch.setenv("CC", "/no/such/compiler")
+    assert find_compiler() is None
 
 
 def test_without_a_gpu_a_large_model_is_planned_for_an_imagined_one(capsys, no_gpu):
@@ -181,6 +270,30 @@ def test_training_is_refused_only_far_beyond_the_gpu(monkeypatch):
     for memory in (38.0, 139.8):
         monkeypatch.setattr(fitting, "current_gpu", lambda memory=memory: Gpu("Imagined", 139.8, memory))
         fitting.check_plan(config)
+
+
+def test_training_is_refused_with_a_cache_that_holds_no_sequence(monkeypatch):
+    """vLLM would refuse it after minutes of loading; sizes that hold one are tried."""
+    monkeypatch.setattr(fitting, "current_gpu", lambda: Gpu("Imagined", 139.8, 139.8))
+    small = load_config("qwen3-vl-8b", ["engine.kind=vllm", "engine.vllm.kv_cache_gib=2"])
+    with pytest.raises(
+        ConfigError,
+        match=r"kv_cache_gib=2 .*model.context=20480.*2.82 GiB.*What fits: engine.vllm.kv_cache_gib=40.5 or model.cont",
+    ):
+        fitting.check_plan(small)
+    fitting.check_plan(load_config("qwen3-vl-8b", ["engine.kind=vllm", "engine.vllm.kv_cache_gib=2.82"]))
+
+
+def test_a_run_of_many_workers_is_planned_for_one_of_them(monkeypatch):
+    """A cache of an eighth of the step; and 36 GiB are enough for one of 64 workers' features and cache."""
+    monkeypatch.setattr(fitting, "current_gpu", lambda: Gpu("Imagined", 139.8, 139.8))
+    config = load_config("qwen3-vl-8b", ["engine.kind=vllm"])
+    assert fitting.with_planned_cache(config, 8).engine.vllm.kv_cache_gib == 40.5 / 8
+    few_steps = load_config("qwen3-vl-8b", ["engine.kind=vllm", "steps=1", "images.per_step=256"])
+    alone, shared = (fitting.plan_memory(few_steps, shape_8b(), 80.0, workers=n).total_gib for n in (1, 256))
+    between = (alone + shared) / 2 / fitting.REFUSED_ABOVE
+    monkeypatch.setattr(fitting, "current_gpu", lambda: Gpu("Imagined", 139.8, between))
+    fitting.check_plan(few_steps, 256)
 
 
 def test_the_cache_of_a_run_is_the_users_or_the_plans(monkeypatch):

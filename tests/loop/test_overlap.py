@@ -38,7 +38,7 @@ def test_an_early_update_is_the_late_update_in_another_order_of_summation(groups
     late, expected = after_update(LateUpdate, some_rollouts, groups)
     early, found = after_update(EarlyUpdate, some_rollouts, groups)
     assert relative_difference(weights(tiny_backbone()), late, early) < 1e-3
-    assert found.pop("seconds/overlapped") > 0
+    assert found.pop("seconds/backward") > 0
     assert found == pytest.approx(expected, rel=1e-4)
 
 
@@ -155,7 +155,7 @@ def test_a_step_learns_the_same_with_and_without_overlap():
 
     (start, late, expected), (_, early, found) = step("off"), step("on")
     assert found["trained_rollouts"] > 0
-    assert ("seconds/overlapped" in expected, "seconds/overlapped" in found) == (False, True)
+    assert ("seconds/backward" in expected, "seconds/backward" in found) == (False, True)
     assert relative_difference(start, late, early) < 1e-3
     same = {key for key in expected if not key.startswith(("seconds/", "memory/"))}
     assert {key: found[key] for key in same} == pytest.approx({key: expected[key] for key in same}, rel=1e-3, abs=1e-6)

@@ -146,7 +146,7 @@ def test_optimizer_state_round_trip_continues_bit_for_bit():
     assert largest_difference(straight, weights(fresh)) == 0
 
 
-def _worker(rank, world, port, shares, folder):
+def _worker(rank, world, port, shares, config, early, folder):
     os.environ |= {
         "RANK": str(rank),
         "WORLD_SIZE": str(world),
@@ -155,28 +155,95 @@ def _worker(rank, world, port, shares, folder):
     }
     torch.set_num_threads(1)
     backbone = tiny_backbone()
-    trainer = Trainer(backbone, UPDATE, 10, Workers.from_environment())
+    trainer = Trainer(backbone, config, 10, Workers.from_environment())
     mine = [r for r, owner in zip(some_rollouts(backbone), shares, strict=True) if owner == rank]
-    metrics = trainer.update(mine, 0)
+    if early:
+        update = trainer.begin(0)
+        for rollout in mine:
+            update.add([rollout])
+        metrics = update.finish()
+    else:
+        metrics = trainer.update(mine, 0)
     torch.save((weights(backbone), metrics), f"{folder}/{rank}.pt")
 
 
-@pytest.mark.parametrize("shares", [[0, 1, 0, 0, 1, 1, 0, 1, 1], [0] * 9])
-def test_two_workers_make_the_update_of_one(tmp_path, shares):
-    """The same recorded rollouts, shared unevenly over two gloo workers (one may have none): the same update."""
+def of_two_workers(folder, shares, config=UPDATE, early=False):
+    """Weights and metrics of each of two gloo processes, whose adapters must agree bit for bit."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    mp.spawn(_worker, args=(2, port, shares, tmp_path), nprocs=2)
-    alone, metrics = updated()
-    results = [torch.load(tmp_path / f"{rank}.pt") for rank in range(2)]
+    mp.spawn(_worker, args=(2, port, shares, config, early, folder), nprocs=2)
+    results = [torch.load(folder / f"{rank}.pt") for rank in range(2)]
     assert largest_difference(results[0][0], results[1][0]) == 0
+    return results
+
+
+MIXED, LOPSIDED = [0, 1, 0, 0, 1, 1, 0, 1, 1], [0] * 9
+
+
+@pytest.mark.parametrize(
+    ("shares", "updates", "early"),
+    [(MIXED, 1, False), (LOPSIDED, 1, False), (LOPSIDED, 2, False), (MIXED, 1, True), (LOPSIDED, 1, True)],
+)
+def test_two_workers_make_the_update_of_one(tmp_path, shares, updates, early):
+    """The same recorded rollouts, shared unevenly over two gloo workers (one may have none): the same update."""
+    config = changed(UPDATE, updates_per_step=updates)
+    alone, metrics = updated(config)
+    results = of_two_workers(tmp_path, shares, config, early)
     assert relative_difference(weights(tiny_backbone()), alone, results[0][0]) < 1e-3
     for _, found in results:
         assert found["trained_rollouts"] == 9
+        assert found["updates"] == updates
         assert found["loss"] == pytest.approx(metrics["loss"], abs=1e-6)
         assert found["grad_norm"] == pytest.approx(metrics["grad_norm"], rel=1e-4)
-        assert found["grad_norm"] == pytest.approx(metrics["grad_norm"], rel=1e-4)
+
+
+def test_the_papers_reduction_averages_the_workers_own_means(tmp_path):
+    """By hand: 4 rollouts here and 5 there; the gradient is half the sum of both means, not the mean of all nine."""
+    config = changed(UPDATE, loss_reduction="per_worker", max_grad_norm=1e9)
+
+    def mean_gradient(rank):
+        backbone = tiny_backbone()
+        mine = [r for r, owner in zip(some_rollouts(backbone), MIXED, strict=True) if owner == rank]
+        Trainer(backbone, changed(config, loss_reduction="global"), 10).update(mine, 0)
+        return torch.cat([p.grad.flatten() for _, p in backbone.trainable_parameters()])
+
+    expected = float(((mean_gradient(0) + mean_gradient(1)) / 2).norm())
+    _, of_all_nine = updated(changed(config, loss_reduction="global"))
+    for _, found in of_two_workers(tmp_path, MIXED, config):
+        assert found["grad_norm"] == pytest.approx(expected, rel=1e-4)
+        assert found["grad_norm"] != pytest.approx(of_all_nine["grad_norm"], rel=1e-3)
+
+
+def test_a_backward_pass_that_runs_out_of_memory_says_what_to_change(monkeypatch):
+    """Gradients are partly summed by then, so it can't be repeated: the step ends and the last checkpoint stands."""
+    backbone = tiny_backbone()
+    start = weights(backbone)
+
+    class Short(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, values):
+            return values.clone()
+
+        @staticmethod
+        def backward(ctx, gradient):
+            raise torch.OutOfMemoryError("made up")
+
+    original = backbone.completion_logprobs
+    monkeypatch.setattr(backbone, "completion_logprobs", lambda *args: Short.apply(original(*args)))
+    with pytest.raises(TrainingError, match=r"update\.gradient_checkpointing=on"):
+        Trainer(backbone, UPDATE, 10).update(some_rollouts(backbone, 2), 0)
+    assert largest_difference(start, weights(backbone)) == 0
+
+
+def test_memory_of_a_container_counts_on_a_cpu(monkeypatch, tmp_path):
+    """A small container on a large host has what its own limit leaves."""
+    (tmp_path / "memory.max").write_text("3000\n")
+    (tmp_path / "memory.current").write_text("1000\n")
+    monkeypatch.setattr(trainer_module, "CGROUP", tmp_path)
+    assert trainer_module.free_memory(torch.device("cpu")) == 2000
+    (tmp_path / "memory.max").write_text("max\n")
+    assert trainer_module.free_memory(torch.device("cpu")) > 2000
 
 
 def test_a_forward_pass_that_runs_out_of_memory_is_repeated_with_recomputed_layers(monkeypatch):

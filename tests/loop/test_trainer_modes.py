@@ -113,9 +113,15 @@ def test_an_importance_cap_bounds_the_weight_of_unlikely_engine_tokens():
     _, plain = updated(UPDATE, -0.1)
     _, weighted = updated(UPDATE.model_copy(update={"importance_cap": 2.0}), -0.1)
     _, capped = updated(UPDATE.model_copy(update={"importance_cap": 1.05}), -0.1)
+    assert (weighted["importance_weight"], capped["importance_weight"]) == pytest.approx(
+        (math.exp(0.1), 1.05), rel=1e-5
+    )
+    assert "importance_weight" not in plain
     assert weighted["grad_norm"] == pytest.approx(plain["grad_norm"] * math.exp(0.1), rel=1e-4)
     assert capped["grad_norm"] == pytest.approx(plain["grad_norm"] * 1.05, rel=1e-4)
     backbone = tiny_backbone()
     trainer = Trainer(backbone, UPDATE.model_copy(update={"importance_cap": 2.0}), 10)
+    with pytest.raises(ConfigError, match=r"importance_cap=2\.0 with update\.old_logprobs=engine"):
+        load_config("tiny", ["update.importance_cap=2", "update.old_logprobs=engine"])
     with pytest.raises(TrainingError, match="importance_cap"):
         trainer.update(some_rollouts(backbone, 2), 0)

@@ -207,6 +207,26 @@ def test_a_stored_run_of_format_1_stays_readable():
     assert run.read_evaluations()[1].correct == (True, False)
 
 
+def test_a_run_whose_settings_have_retired_since_stays_readable_and_resumable(tmp_path):
+    """Written when vLLM's share of the GPU was a setting and resources could not change on a resume; both twice."""
+    shutil.copytree(STORED_RUN.with_name("run-v1-vllm"), tmp_path / "a")
+    for cache in (3.0, 4.0):
+        assert RunDirectory.open(tmp_path / "a").config.images.source == "photos"
+        asked = ["images.source=photos", f"engine.vllm.kv_cache_gib={cache}", "update.overlap=off"]
+        with RunDirectory.resume(tmp_path / "a", load_config("tiny", asked)) as run:
+            assert run.config.engine.vllm.kv_cache_gib == cache
+            assert run.config.update.lr == 4e-4
+        RunDirectory.resume(tmp_path / "a").close()
+
+
+def test_a_run_of_before_that_was_edited_is_still_noticed(tmp_path):
+    shutil.copytree(STORED_RUN.with_name("run-v1-vllm"), tmp_path / "a")
+    path = tmp_path / "a" / "config.yaml"
+    path.write_text(path.read_text().replace("alpha_q: 0.3", "alpha_q: 0.4"))
+    with pytest.raises(RunDirectoryError, match="was edited"):
+        RunDirectory.resume(tmp_path / "a")
+
+
 def test_a_damaged_or_missing_episode_file_is_named(tmp_path, config):
     """The error gives the file and which steps there are."""
     with RunDirectory.create(tmp_path / "a", config) as run:
@@ -273,12 +293,14 @@ NOT_SINGLE_VALUES = ("lora.dropout", "engine.servers", "roles.verifier_engine", 
 
 @pytest.mark.parametrize("key", [key for key in all_keys() if key not in NOT_SINGLE_VALUES])
 def test_each_setting_may_or_may_not_change_on_resume(tmp_path, config, key):
-    """Every key of the configuration: the six changeable ones are stored, any other raises naming key and values."""
+    """Every key of the configuration: the changeable ones are stored, any other raises naming key and values."""
     other = changed(config, key)
     assert other is not None, f"give this test another value of {key}"
     RunDirectory.create(tmp_path / "a", config).close()
     old, new = (flatten(c.model_dump(mode="json"))[key] for c in (config, other))
-    if key.split(".")[0] in ("steps", "run_dir", "checkpoint", "evaluation", "tracking", "dry_run"):
+    whole = key.split(".")[0] in ("steps", "run_dir", "checkpoint", "evaluation", "tracking", "dry_run")
+    update = ("gradient_checkpointing", "compile_layers", "overlap", "tokens_per_microbatch")
+    if whole or key.startswith("engine.vllm.") or key in [f"update.{name}" for name in update]:
         assert config_hash(other) == config_hash(config)
         with RunDirectory.resume(tmp_path / "a", other) as run:
             assert run.config == other

@@ -13,7 +13,7 @@ from PIL import Image
 from torch import Tensor, nn
 from transformers import Cache
 
-from trinity_vlm.backbone.activations import COMPILED, COMPILED_FLOAT32_ADAPTERS, EAGER, ActivationModel
+from trinity_vlm.activations import COMPILED, COMPILED_FLOAT32_ADAPTERS, EAGER, ActivationModel
 from trinity_vlm.backbone.adapters import Adapters
 from trinity_vlm.backbone.batching import Batch, Pack, collate, collate_row, collate_shared, stack_image_inputs
 from trinity_vlm.backbone.decoder_layers import DecoderLayers
@@ -175,23 +175,25 @@ class Backbone:
         else:
             self._base.gradient_checkpointing_disable()
 
-    def fit_checkpointing(self, tokens: int, budget: float) -> int:
-        """Recompute as few layers as let the activations of ``tokens`` tokens stay within ``budget`` bytes.
+    def fit_checkpointing(self, batch: Batch, budget: float) -> int:
+        """Recompute as few layers as let the activations of ``batch`` stay within ``budget`` bytes, by an estimate.
 
         Returns the number of layers; all of them where no number is enough.
         """
-        total = len(self._layers)
-        fitting = (n for n in range(total) if self._activation_bytes(tokens, n) <= budget)
+        total, tokens, is_row = len(self._layers), batch.input_ids.numel(), batch.segments is not None
+        fitting = (n for n in range(total) if self._activation_bytes(tokens, n, is_row) <= budget)
         self._layers.num_recomputed = next(fitting, total)
         return self._layers.num_recomputed
 
     def activation_bytes(self, tokens: int, checkpointed: bool) -> int:
-        """An estimate of what a forward-backward pass over ``tokens`` tokens takes beside weights and gradients."""
-        return self._activation_bytes(tokens, len(self._layers) if checkpointed else 0)
+        """An estimate of what a forward-backward pass over a row (``collate_row``) of ``tokens`` tokens takes beside
+        weights and gradients."""
+        return self._activation_bytes(tokens, len(self._layers) if checkpointed else 0, is_row=True)
 
-    def _activation_bytes(self, tokens: int, num_recomputed: int) -> int:
+    def _activation_bytes(self, tokens: int, num_recomputed: int, is_row: bool) -> int:
+        """``is_row``: only rows run through compiled layers."""
         compiled = COMPILED if self._layers.low_precision else COMPILED_FLOAT32_ADAPTERS
-        counts = compiled if self._layers.is_compiled else EAGER
+        counts = compiled if is_row and self._layers.is_compiled else EAGER
         head = logit_bytes(self.device, tokens, self.num_logits)
         shape = ActivationModel.of(self._base.config.get_text_config(), self.dtype.itemsize)
         return shape.num_bytes(tokens, num_recomputed, counts) + head
@@ -204,7 +206,7 @@ class Backbone:
         self._layers.compile(backend)
 
     def round_adapters(self, enabled: bool) -> None:
-        """Let ``completion_logprobs`` multiply with the float32 adapters in the model's own dtype, as engines do.
+        """Let ``completion_logprobs`` multiply with the float32 adapters in the model's own dtype, as vLLM does.
 
         In bfloat16 products with an adapter in float32 take longer than their share, and each keeps a float32 copy of
         its input for the backward pass. Parameters and gradients stay float32. A float32 model is not affected.

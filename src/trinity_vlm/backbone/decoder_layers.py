@@ -49,7 +49,8 @@ class DecoderLayers:
         Each kind of batch (with or without a mask, one row or several) would be a compilation of its own.
         """
         keeping = partial(self._call, self._compiled if compiled and self._compiled is not None else _run)
-        recomputing = partial(checkpoint, keeping, use_reentrant=False)
+        # Nothing random happens in a layer: a run refuses dropout.
+        recomputing = partial(checkpoint, keeping, use_reentrant=False, preserve_rng_state=False)
         for index, layer in enumerate(self._layers):
             # transformers' own checkpointing would be part of what is compiled, in some versions
             layer.gradient_checkpointing = False

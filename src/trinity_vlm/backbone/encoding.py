@@ -130,7 +130,7 @@ class PromptEncoder:
     def encode(self, prompt: Prompt) -> EncodedPrompt:
         """Token ids and image tensors; raises ValueError for more than one image in a conversation.
 
-        Threads may call it: one prompt is encoded at a time.
+        Several threads may call this method: one prompt is encoded at a time.
         """
         with self._lock:
             return self._encode(prompt)

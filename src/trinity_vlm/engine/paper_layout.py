@@ -156,8 +156,11 @@ class PaperLayoutEngine:
             self.phases += 1
             for start in range(0, len(phase), size):
                 with self.inner.episode():
-                    await asyncio.gather(*map(self._answer, phase[start : start + size]))
-        except Exception as error:
+                    async with asyncio.TaskGroup() as group:
+                        for held in phase[start : start + size]:
+                            group.create_task(self._answer(held))
+        except Exception as failure:
+            error = failure.exceptions[0] if isinstance(failure, ExceptionGroup) else failure
             for held in phase:
                 if not held.answer.done():
                     held.answer.set_exception(error)

@@ -18,6 +18,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from types import TracebackType
@@ -31,7 +32,15 @@ from trinity_vlm.errors import ConfigError, RunDirectoryError
 from trinity_vlm.rundir import manifest as manifests
 from trinity_vlm.rundir.atomic import disk_errors, free_space, names_path, remove_temporaries, replace_file, sync_folder
 from trinity_vlm.rundir.checkpoints import checkpoint_name, discard_after, list_checkpoints
-from trinity_vlm.rundir.config_changes import CHANGEABLE, SERVERS, check_resumable, config_hash, hash_values
+from trinity_vlm.rundir.config_changes import (
+    CHANGEABLE,
+    RESOURCES,
+    check_resumable,
+    config_hash,
+    hash_values,
+    with_changes,
+    without_retired,
+)
 from trinity_vlm.rundir.environment import describe_environment
 from trinity_vlm.rundir.episode_table import build_episode_table
 from trinity_vlm.rundir.evaluations import Evaluation, evaluation_from_table, evaluation_table
@@ -130,7 +139,7 @@ class RunDirectory:
     def config(self) -> Config:
         """The run's configuration. Raises RunDirectoryError when this version can't read it."""
         try:
-            return build_config(self._config_values())
+            return build_config(without_retired(self._config_values()))
         except ConfigError as error:
             raise RunDirectoryError(f"{self.path / CONFIG_NAME} is not readable by this version: {error}") from error
 
@@ -260,6 +269,7 @@ class RunDirectory:
     def _adopt_config(self, requested: Config | None) -> None:
         """Store changeable settings that differ; the values of all others stay as they were written at the start."""
         values = self._config_values()
+        self._update_hash(values)
         if hash_values(values) != self.manifest.config_hash:
             raise RunDirectoryError(
                 f"{self.path / CONFIG_NAME} was edited in a setting that can't change during a run; restore it "
@@ -274,13 +284,15 @@ class RunDirectory:
                 f"steps={requested.steps}: {self.path} has done {done} already; give that many or more, or a new run"
             )
         if requested != self.config:
-            asked = requested.model_dump(mode="json")
-            values |= {key: value for key, value in asked.items() if key in CHANGEABLE}
-            for section, key in (name.rstrip(".").split(".") for name in SERVERS):
-                if asked[section][key] is not None:
-                    values[section][key] = asked[section][key]
+            values = with_changes(values, requested.model_dump(mode="json"))
             replace_file(self.path / CONFIG_NAME, yaml.safe_dump(values, sort_keys=False).encode())
             del self.config
+
+    def _update_hash(self, values: Mapping[str, Any]) -> None:
+        """Of an unedited run of an earlier version, which counted more settings as fixed, store today's hash."""
+        if hash_values(values, also_fixed=RESOURCES) == self.manifest.config_hash:
+            self.manifest = replace(self.manifest, config_hash=hash_values(values))
+            manifests.write_manifest(self.path, self.manifest)
 
 
 @contextmanager

@@ -18,7 +18,8 @@ FORMAT_NAME = "trinity-vlm-run"
 
 @dataclass(frozen=True, slots=True)
 class RunManifest:
-    """Written once, when the run directory is complete; never changed.
+    """Written when the run directory is complete. Only the hash may be written once more, when a later version that
+    counts fewer settings as fixed resumes the run.
 
     run_id: 12 random hexadecimal digits, the same over all resumes, e.g. to find the run in a tracker
     config_hash: over the settings that can't change on resume

@@ -164,7 +164,7 @@ class VllmEngine:
         self._check_open()
         self._check_keys(name, state)
         if self._writer is not None:
-            self._swappable[name] = {key: value.detach().cpu().clone() for key, value in state.items()}
+            self._swappable[name] = {key: value.detach().to("cpu", copy=True) for key, value in state.items()}
             return
         alpha, dtype = self._alpha(name), self.backbone.dtype
         folder = self._folder.write(f"{name}-v{version}", state, alpha, dtype)

@@ -196,6 +196,8 @@ class SharedWeights:
         self._views = []
         for parameter, _ in self._left:
             parameter.data = _copy(parameter.data) if alive else parameter.data.new_empty(0)
+        if alive and torch.cuda.is_available():
+            torch.cuda.synchronize()  # copies must be done before vLLM lets go of what they read
 
     def settle(self) -> None:
         """After vLLM ended: bring what waits in host memory back to its device."""

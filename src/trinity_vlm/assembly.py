@@ -22,7 +22,7 @@ from trinity_vlm.episode import Cast
 from trinity_vlm.errors import ConfigError
 from trinity_vlm.evaluation import load_problems
 from trinity_vlm.extensions import load_object
-from trinity_vlm.fitting import check_plan, with_planned_cache
+from trinity_vlm.fitting import check_compiler, check_plan, with_planned_cache
 from trinity_vlm.images import ImageStream, open_source
 from trinity_vlm.roles import PromptSet, Questioner, Solver, Verifier
 from trinity_vlm.sizing import pixel_grid
@@ -92,7 +92,8 @@ def check(config: Config, workers: Workers | None = None) -> None:
     for key in ("questioner", "solver", "advantages"):
         load_object(getattr(config.rewards, key), f"rewards.{key}")
     _check_engines(config)
-    check_plan(config)
+    check_compiler(config)
+    check_plan(config, workers.world)
     load_problems(config.evaluation.model_copy(update={"problems": 1}))
     open_source(config.images)
 
@@ -123,7 +124,7 @@ def assemble(config: Config, workers: Workers | None = None) -> System:
     """Load the backbone and build every part. Raises UserError subclasses for what the user can fix."""
     workers = workers or Workers()
     check(config, workers)
-    players = open_players(config)
+    players = open_players(config, workers.world)
     # The engine's own arithmetic in the update: vLLM multiplies with adapters in the model's dtype.
     players.backbone.round_adapters(config.engine.kind in ENGINES_WITH_THEIR_OWN_MODEL)
     return System(
@@ -139,9 +140,10 @@ def assemble(config: Config, workers: Workers | None = None) -> System:
     )
 
 
-def open_players(config: Config) -> Players:
-    """The backbone with both adapters at their start, and the three roles over its engine."""
-    config = with_planned_cache(config)
+def open_players(config: Config, workers: int = 1) -> Players:
+    """The backbone with both adapters at their start, and the three roles over its engine; one of ``workers`` equal
+    processes."""
+    config = with_planned_cache(config, workers)
     backbone, ema = open_backbone(config)
     return Players(backbone, make_cast(config, _make_engine(config, backbone)), ema)
 

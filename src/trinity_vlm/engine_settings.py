@@ -15,6 +15,31 @@ ENGINES_WITH_THEIR_OWN_MODEL = ("vllm", "openai")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _URL = re.compile(r"https?://[^\s/?#@]+(/[^\s?#@]*)?")
 
+VLLM_CPU_CACHE_GIB = 1.0
+"""vLLM's key-value cache on a CPU, where ``engine.vllm.kv_cache_gib`` is unset."""
+
+
+def vllm_block_tokens(on_gpu: bool) -> int:
+    """Tokens of a block of the key-value cache: vLLM's own choice on a GPU, this package's on a CPU.
+
+    vLLM's 128 there would never find a short prompt in the prefix cache.
+    """
+    return 16 if on_gpu else 32
+
+
+def vllm_batch_tokens(on_gpu: bool, context: int, max_sequences: int) -> int:
+    """What vLLM takes into one forward pass, and holds of encoded images; on a CPU prompts go in whole."""
+    return 8192 if on_gpu else max(2048, context, max_sequences)
+
+
+def vllm_adapter_slots(num_adapters: int, on_gpu: bool) -> int:
+    """Adapters in vLLM at once: each with a version that is coming or going, and one slot that nobody fills.
+
+    vLLM's CPU kernels apply the last slot's weights to rows without an adapter, so there it must stay empty. A GPU
+    keeps one beside the current versions: others wait in host memory.
+    """
+    return num_adapters + 1 if on_gpu else 2 * num_adapters + 1
+
 
 class VllmConfig(Section):
     """The in-process vLLM engine: how much memory it may take, and whether it may capture graphs."""

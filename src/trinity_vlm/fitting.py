@@ -5,38 +5,51 @@ from __future__ import annotations
 from trinity_vlm.backbone.shapes import read_shape
 from trinity_vlm.config import Config
 from trinity_vlm.errors import ConfigError, ModelLoadError
-from trinity_vlm.machine import Gpu, current_gpu
-from trinity_vlm.memory_plan import MemoryPlan, plan_memory, planned_kv_gib
+from trinity_vlm.machine import NO_COMPILER, Gpu, current_gpu, find_compiler
+from trinity_vlm.memory_plan import MemoryPlan, plan_memory, planned_kv_gib, small_cache
 from trinity_vlm.model_shapes import ModelShape
 
 REFUSED_ABOVE = 1.15
 """A plan over the GPU's memory by less than this may still run: some of its parts are estimates of the worst case."""
 
 
-def check_plan(config: Config) -> None:
-    """Raise ConfigError, naming settings that help, when a run with vLLM exceeds its GPU by more than 15 %.
+def check_plan(config: Config, workers: int = 1) -> None:
+    """Raise ConfigError, naming settings that help, when a run with vLLM exceeds its GPU by more than 15 %, or when
+    its ``engine.vllm.kv_cache_gib`` holds less than one sequence of ``model.context``.
 
     Nothing is said about other engines, machines without a GPU, and models whose config is not here yet.
+
+    workers: processes that share ``images.per_step``, each with a GPU
     """
     if config.engine.kind != "vllm" or (found := _gpu_and_shape(config)) is None:
         return
     gpu, shape = found
-    plan = plan_memory(config, shape, gpu.free_gib)
+    plan = plan_memory(config, shape, gpu.free_gib, workers=workers)
     if plan.total_gib > REFUSED_ABOVE * gpu.free_gib:
         raise ConfigError(_too_large(plan, gpu))
+    if plan.missing_cache_gib:
+        raise ConfigError(f"{small_cache(config, plan)}. {_what_fits(plan)}")
 
 
-def with_planned_cache(config: Config) -> Config:
+def check_compiler(config: Config) -> None:
+    """Raise ConfigError when an update with compiled layers would find no C compiler on a machine with a GPU."""
+    compiles = config.update.compile_layers and config.model.device != "cpu" and current_gpu() is not None
+    if compiles and find_compiler() is None:
+        raise ConfigError(NO_COMPILER)
+
+
+def with_planned_cache(config: Config, workers: int = 1) -> Config:
     """The configuration with ``engine.vllm.kv_cache_gib`` set: to what the plan leaves for it, where it was unset.
 
     To be asked before anything of the run is on the GPU. Unchanged for other engines and where there is nothing to plan
-    with: no GPU, or a model whose config is not here yet.
+    with: no GPU, or a model whose config is not here yet. ``workers`` as for ``check_plan``.
     """
     vllm = config.engine.vllm
     if config.engine.kind != "vllm" or vllm.kv_cache_gib is not None or (found := _gpu_and_shape(config)) is None:
         return config
     gpu, shape = found
-    planned = vllm.model_copy(update={"kv_cache_gib": planned_kv_gib(config, shape, gpu.free_gib)})
+    size = planned_kv_gib(config, shape, gpu.free_gib, workers=workers)
+    planned = vllm.model_copy(update={"kv_cache_gib": size})
     return config.model_copy(update={"engine": config.engine.model_copy(update={"vllm": planned})})
 
 
@@ -53,8 +66,12 @@ def _gpu_and_shape(config: Config) -> tuple[Gpu, ModelShape] | None:
 def _too_large(plan: MemoryPlan, gpu: Gpu) -> str:
     biggest = sorted(plan.parts, key=lambda part: part.gib, reverse=True)[:3]
     parts = ", ".join(f"{part.name} {part.gib:.1f}" for part in biggest)
-    advice = " or ".join(plan.advice) or "a smaller model or a larger GPU"
     return (
         f"engine.kind=vllm: the run needs about {plan.total_gib:.0f} GiB of GPU memory ({parts}); {gpu.name} has "
-        f"{gpu.free_gib:.0f} of {gpu.total_gib:.0f} GiB free. What fits: {advice}. `trinity-vlm doctor` shows the plan"
+        f"{gpu.free_gib:.0f} of {gpu.total_gib:.0f} GiB free. {_what_fits(plan)}"
     )
+
+
+def _what_fits(plan: MemoryPlan) -> str:
+    advice = " or ".join(plan.advice) or "a smaller model or a larger GPU"
+    return f"What fits: {advice}. `trinity-vlm doctor` shows the plan"

@@ -34,6 +34,10 @@ EXTRAS = {
 SHARED_MEMORY = Path("/dev/shm")
 SMALL_SHARED_MEMORY_GIB = 2.0
 """Adapters of an 8B model travel through it, both with their next versions: 1 GiB."""
+NO_COMPILER = (
+    "update.compile_layers=true: on a GPU it needs a C compiler, and there is none ($CC if it is set, else gcc or "
+    "clang); install a C compiler such as gcc, or set update.compile_layers=false"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +77,8 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What was found. ``missing_extras`` by name with their purpose; ``disk_gib`` is free where ``disk_path`` is."""
+    """What was found. ``missing_extras`` by name with their purpose; ``disk_gib`` is free where ``disk_path`` is;
+    ``compiler``: the path of a C compiler."""
 
     packages: tuple[Package, ...]
     missing_extras: tuple[tuple[str, str], ...]
@@ -84,6 +89,7 @@ class Machine:
     shared_memory_gib: float | None
     disk_path: str
     disk_gib: float
+    compiler: str | None
 
     @property
     def warnings(self) -> tuple[str, ...]:
@@ -110,7 +116,15 @@ def inspect_machine(run_dir: Path) -> Machine:
         shared_memory_gib=shutil.disk_usage(SHARED_MEMORY).total / GIB if SHARED_MEMORY.is_dir() else None,
         disk_path=str(run_dir),
         disk_gib=shutil.disk_usage(place).free / GIB,
+        compiler=find_compiler(),
     )
+
+
+def find_compiler() -> str | None:
+    """The C compiler that Triton takes for the kernels of compiled layers: $CC if it is set, else gcc, else clang."""
+    named = os.environ.get("CC")
+    names = ("gcc", "clang") if named is None else (named,)
+    return next((path for name in names if (path := shutil.which(name))), None)
 
 
 def gpus() -> tuple[Gpu, ...]:

@@ -3,7 +3,8 @@
     model's shape + configuration ──▶ named parts in GiB ──▶ total against the card ──▶ verdict and advice
 
 Everything counts as if it were there at once: generation and update overlap, and neither gives memory back. Sizes of
-tensors are exact; activations, contexts and graphs are estimates, and the notes of their parts say so.
+tensors are exact; activations, contexts and graphs are estimates, and the notes of their parts say so. The plan is one
+worker's: with several, each has a GPU and its share of the step's images.
 """
 
 from __future__ import annotations
@@ -14,23 +15,23 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TypeVar
 
+from trinity_vlm.activations import COMPILED, COMPILED_FLOAT32_ADAPTERS, EAGER, ActivationModel
 from trinity_vlm.config import Config
+from trinity_vlm.engine_settings import (
+    ENGINES_WITH_THEIR_OWN_MODEL,
+    VLLM_CPU_CACHE_GIB,
+    vllm_adapter_slots,
+    vllm_batch_tokens,
+)
+from trinity_vlm.memory_demand import GIB, CacheNeed, Demand
 from trinity_vlm.model_shapes import ModelShape
 from trinity_vlm.section import Section
 
 SectionType = TypeVar("SectionType", bound=Section)
 
-GIB = 2**30
 USABLE = 0.95
 """Share of the memory that a plan may fill; the rest goes to fragmentation and to what was estimated too low."""
 
-PROMPT_TEXT_TOKENS = 512
-"""Assumed: instructions, question and chat template beside the image."""
-TYPICAL = 0.25
-"""Assumed: what completions take of their budgets on average, all of a step's in flight together."""
-
-CPU_CACHE_GIB = 1.0
-"""vLLM's key-value cache on a CPU, where none is set."""
 CONTEXT_GIB, GRAPHS_GIB = 0.75, 1.0
 """Assumed: a process on a GPU with its libraries' workspaces, and captured decode steps."""
 FEATURE_CACHE_GIB = 2.0
@@ -38,10 +39,8 @@ LOGIT_CHUNK_GIB = {True: 1.0, False: 0.125}
 """On a GPU, and on a CPU."""
 LOGIT_TENSORS = 3
 """Held at once of a chunk, in sizes of its float32 logits."""
-PREFILL_TOKENS = 8192
-"""What vLLM takes into one forward pass, and holds of encoded images."""
-ADAPTER_SLOTS = 3
-"""vLLM's on a GPU: policy, Verifier, and one for a version that is coming or going."""
+NUM_ADAPTERS = 2
+"""Policy and Verifier."""
 SAMPLING_BYTES = 16
 """Per sequence and word of the vocabulary: float32 logits, sorted copies and their indices."""
 _ROUNDING_GIB = 1e-6
@@ -70,25 +69,19 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
-class CacheNeed:
-    """GiB of keys and values: what one sequence of ``model.context`` takes, and what all requests of a step take at
-    a quarter of their token budgets and at all of them."""
-
-    bytes_per_token: int
-    one_sequence: float
-    typical: float
-    worst: float
-
-
-@dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """What goes where. ``advice``: alternatives, each a text of overrides ``key=value`` that makes it fit."""
+    """What goes where.
+
+    missing_cache_gib: of vLLM's cache to one sequence of ``model.context``, without which vLLM does not start
+    advice: alternatives, each a text of overrides ``key=value`` that makes it fit
+    """
 
     parts: tuple[Part, ...]
     cache: CacheNeed
     memory_gib: float
     verdict: Verdict
-    advice: tuple[str, ...]
+    missing_cache_gib: float = 0.0
+    advice: tuple[str, ...] = ()
 
     @property
     def total_gib(self) -> float:
@@ -99,105 +92,59 @@ class MemoryPlan:
         """What may be filled."""
         return USABLE * self.memory_gib
 
-
-@dataclass(frozen=True, slots=True)
-class Demand:
-    """The sizes that a configuration asks of a model, before any card is looked at.
-
-    on_gpu: without one, weights are float32 by default and nothing is captured
-    """
-
-    config: Config
-    shape: ModelShape
-    on_gpu: bool = True
-
     @property
-    def dtype(self) -> str:
-        dtype = self.config.model.dtype
-        return ("bfloat16" if self.on_gpu else "float32") if dtype == "auto" else dtype
-
-    @property
-    def dtype_bytes(self) -> int:
-        return 4 if self.dtype == "float32" else 2
-
-    @property
-    def in_vllm(self) -> bool:
-        return self.config.engine.kind == "vllm"
-
-    @property
-    def shares_weights(self) -> bool:
-        """Whether trainer and vLLM have one copy of the base weights; never where vLLM's are overwritten."""
-        engine = self.config.engine
-        return self.on_gpu and self.in_vllm and engine.vllm.share_weights and engine.layout == "adapters"
-
-    @property
-    def prompt_tokens(self) -> int:
-        return self.shape.image_tokens(self.config.model.max_pixels) + PROMPT_TEXT_TOKENS
-
-    @property
-    def num_sequences(self) -> int:
-        """Completions of a step in flight together, if the engine takes so many."""
-        roles = self.config.roles
-        wanted = self.config.images.per_step * max(roles.candidates, roles.solutions)
-        return min(wanted, self.config.engine.max_batch_sequences)
-
-    @property
-    def row_tokens(self) -> int:
-        """The longest sequence that is trained on."""
-        return min(self.config.model.context, self.prompt_tokens + self.config.roles.policy_tokens)
-
-    @property
-    def microbatch_tokens(self) -> int:
-        return max(self.row_tokens, self.config.update.tokens_per_microbatch)
-
-    @property
-    def verifier_rank(self) -> int | None:
-        """None: that of the matrices themselves."""
-        kind = self.config.ema.kind
-        return {"factored": self.config.ema_rank, "dense": None}.get(kind, self.config.lora.rank)
-
-    def cache_need(self) -> CacheNeed:
-        """Keys and values at bfloat16 or float32; prompts of one image are counted once per sequence."""
-        roles = self.config.roles
-        per_token = 2 * self.shape.layers * self.shape.key * self.dtype_bytes
-
-        def gib(share: float) -> float:
-            completion = int(share * max(roles.policy_tokens, roles.verifier_tokens))
-            tokens = min(self.config.model.context, self.prompt_tokens + completion)
-            return self.num_sequences * tokens * per_token / GIB
-
-        return CacheNeed(per_token, self.config.model.context * per_token / GIB, gib(TYPICAL), gib(1.0))
+    def excess_gib(self) -> float:
+        """Of all parts over what may be filled."""
+        excess = self.total_gib - self.budget_gib
+        return excess if excess > _ROUNDING_GIB else 0.0
 
 
-def plan_memory(config: Config, shape: ModelShape, memory_gib: float, *, on_gpu: bool = True) -> MemoryPlan:
-    """The plan of a run on one device of ``memory_gib``; with advice unless everything fits."""
-    demand = Demand(config, shape, on_gpu)
-    parts, verdict = _weigh(demand, memory_gib)
-    advice = () if verdict is Verdict.FITS else tuple(_advise(demand, memory_gib, verdict))
-    return MemoryPlan(parts, demand.cache_need(), memory_gib, verdict, advice)
+def plan_memory(
+    config: Config, shape: ModelShape, memory_gib: float, *, on_gpu: bool = True, workers: int = 1
+) -> MemoryPlan:
+    """The plan of one of ``workers`` processes on a device of ``memory_gib``; with advice unless everything fits."""
+    demand = Demand(config, shape, on_gpu, workers)
+    plan = _weigh(demand, memory_gib)
+    return plan if plan.verdict is Verdict.FITS else replace(plan, advice=tuple(_advise(demand, plan)))
 
 
-def planned_kv_gib(config: Config, shape: ModelShape, memory_gib: float) -> float:
+def planned_kv_gib(config: Config, shape: ModelShape, memory_gib: float, *, workers: int = 1) -> float:
     """Key-value cache for vLLM where ``engine.vllm.kv_cache_gib`` is unset: what everything else leaves of the card.
 
     At most what a typical step holds (beyond that the update has more use for it: activations that are kept need not be
     made again), at least one sequence of ``model.context``, without which vLLM does not start.
     """
-    demand = Demand(config, shape)
+    return _planned_kv(Demand(config, shape, workers=workers), memory_gib)
+
+
+def small_cache(config: Config, plan: MemoryPlan) -> str:
+    """In words: vLLM's cache does not hold one sequence. To be asked of a plan with ``missing_cache_gib``."""
+    size, least = config.engine.vllm.kv_cache_gib, _rounded_up(plan.cache.one_sequence)
+    given = f"={size:g}" if size is not None else f" is unset, {VLLM_CPU_CACHE_GIB:g} GiB on a CPU: that"
+    return (
+        f"engine.vllm.kv_cache_gib{given} does not hold one sequence of model.context={config.model.context}, which "
+        f"vLLM insists on: it takes {least:.2f} GiB. Raise the one or lower the other"
+    )
+
+
+def _planned_kv(demand: Demand, memory_gib: float) -> float:
     need = demand.cache_need()
     left = USABLE * memory_gib - sum(part.gib for part in _fixed_parts(demand))
     return max(need.one_sequence, min(left, need.typical))
 
 
-def _weigh(demand: Demand, memory_gib: float) -> tuple[tuple[Part, ...], Verdict]:
-    fixed, cache, need = _fixed_parts(demand), _cache_part(demand, memory_gib), demand.cache_need()
-    parts = (*fixed, *cache)
-    if sum(part.gib for part in parts) > USABLE * memory_gib + _ROUNDING_GIB:
-        return parts, Verdict.TOO_LARGE
+def _weigh(demand: Demand, memory_gib: float) -> MemoryPlan:
+    """A plan without advice."""
+    cache, need = _cache_part(demand, memory_gib), demand.cache_need()
     held = sum(part.gib for part in cache)
-    if demand.in_vllm and held < need.one_sequence:
-        return parts, Verdict.TOO_LARGE
-    return parts, Verdict.TIGHT if cache and held < need.typical else Verdict.FITS
+    plan = MemoryPlan(
+        parts=(*_fixed_parts(demand), *cache),
+        cache=need,
+        memory_gib=memory_gib,
+        verdict=Verdict.TIGHT if cache and held < need.typical else Verdict.FITS,
+        missing_cache_gib=max(0.0, need.one_sequence - held) if demand.in_vllm else 0.0,
+    )
+    return replace(plan, verdict=Verdict.TOO_LARGE) if plan.excess_gib or plan.missing_cache_gib else plan
 
 
 def _fixed_parts(demand: Demand) -> tuple[Part, ...]:
@@ -232,7 +179,7 @@ def _update(demand: Demand) -> tuple[Part, ...]:
     kept, checkpointed = _activation_bytes(demand), config.update.gradient_checkpointing != "off"
     logits = LOGIT_TENSORS * min(LOGIT_CHUNK_GIB[demand.on_gpu], 4 * shape.vocabulary * tokens / GIB)
     image = shape.image_tokens(config.model.max_pixels) * shape.hidden * (1 + shape.vision_taps) * demand.dtype_bytes
-    features = min(FEATURE_CACHE_GIB, config.steps * config.images.per_step * image / GIB)
+    features = min(FEATURE_CACHE_GIB, config.steps * demand.num_images * image / GIB)
     return (
         Part(
             "activations",
@@ -245,12 +192,12 @@ def _update(demand: Demand) -> tuple[Part, ...]:
 
 def _activation_bytes(demand: Demand) -> int:
     """Of the longest micro-batch; with checkpointing at its utmost: every layer is computed again."""
-    from trinity_vlm.backbone.activations import COMPILED, EAGER, ActivationModel
-
     shape, update = demand.shape, demand.config.update
     widths = shape.hidden, shape.query, shape.key, shape.mlp
     model = ActivationModel(*widths, shape.layers, demand.dtype_bytes)
-    counts = COMPILED if demand.on_gpu and update.compile_layers else EAGER
+    rounded = demand.config.engine.kind in ENGINES_WITH_THEIR_OWN_MODEL
+    compiled = COMPILED if rounded else COMPILED_FLOAT32_ADAPTERS
+    counts = compiled if demand.on_gpu and update.compile_layers else EAGER
     num_recomputed = 0 if update.gradient_checkpointing == "off" else shape.layers
     return model.num_bytes(demand.microbatch_tokens, num_recomputed, counts)
 
@@ -261,10 +208,11 @@ def _engine(demand: Demand) -> tuple[Part, ...]:
         return ()
     shape, config = demand.shape, demand.config
     rank = max(config.lora.rank, demand.verifier_rank or max(min(matrix) for matrix in shape.matrices))
-    num_slots = ADAPTER_SLOTS if config.engine.layout == "adapters" else 0
+    num_slots = vllm_adapter_slots(NUM_ADAPTERS, demand.on_gpu) if config.engine.layout == "adapters" else 0
     slots = num_slots * shape.adapter_parameters(rank) * demand.dtype_bytes
-    prefill = PREFILL_TOKENS * (4 * shape.hidden + 2 * shape.mlp) * demand.dtype_bytes
-    images = PREFILL_TOKENS * shape.hidden * (1 + shape.vision_taps) * demand.dtype_bytes
+    tokens = vllm_batch_tokens(demand.on_gpu, config.model.context, config.engine.max_batch_sequences)
+    prefill = tokens * (4 * shape.hidden + 2 * shape.mlp) * demand.dtype_bytes
+    images = tokens * shape.hidden * (1 + shape.vision_taps) * demand.dtype_bytes
     sampling = config.engine.max_batch_sequences * shape.vocabulary * SAMPLING_BYTES
     return (
         Part("vLLM's adapter slots", slots / GIB, f"{num_slots} of rank {rank}"),
@@ -285,7 +233,7 @@ def _cache_part(demand: Demand, memory_gib: float) -> tuple[Part, ...]:
     """The key-value cache of an engine on this card; none for servers, nor for the user's own engine."""
     config, shape, need = demand.config, demand.shape, demand.cache_need()
     if demand.in_vllm:
-        unset = planned_kv_gib(config, shape, memory_gib) if demand.on_gpu else CPU_CACHE_GIB
+        unset = _planned_kv(demand, memory_gib) if demand.on_gpu else VLLM_CPU_CACHE_GIB
         gib = config.engine.vllm.kv_cache_gib or unset
     elif config.engine.kind == "transformers":
         room = memory_gib - shape.parameters * demand.dtype_bytes / GIB
@@ -296,14 +244,14 @@ def _cache_part(demand: Demand, memory_gib: float) -> tuple[Part, ...]:
     return (Part("key-value cache", gib, f"{tokens:,} tokens of {need.bytes_per_token:,} bytes"),)
 
 
-def _advise(demand: Demand, memory_gib: float, verdict: Verdict) -> Iterator[str]:
+def _advise(demand: Demand, plan: MemoryPlan) -> Iterator[str]:
     """Settings that each lift the verdict by themselves; where none does, the fewest and mildest that do together."""
 
     def lifts(settings: Sequence[_Setting]) -> bool:
         changed = replace(demand, config=_changed(demand.config, settings))
-        return _RANK[_weigh(changed, memory_gib)[1]] < _RANK[verdict]
+        return _RANK[_weigh(changed, plan.memory_gib).verdict] < _RANK[plan.verdict]
 
-    ladders = [ladder for ladder in _ladders(demand, memory_gib, verdict) if ladder]
+    ladders = [ladder for ladder in _ladders(demand, plan) if ladder]
     alone = [setting for ladder in ladders if (setting := next((s for s in ladder if lifts([s])), None))]
     if alone:
         yield from map(str, alone)
@@ -341,17 +289,17 @@ def _fewest(ladders: Sequence[Sequence[_Setting]], lifts: Callable[[Sequence[_Se
     return list(chosen.values())
 
 
-def _ladders(demand: Demand, memory_gib: float, verdict: Verdict) -> Iterator[list[_Setting]]:
+def _ladders(demand: Demand, plan: MemoryPlan) -> Iterator[list[_Setting]]:
     """Of each key that saves memory, the least felt first, values from the least to the most drastic; all are valid."""
     config, vllm = demand.config, demand.config.engine.vllm
     if demand.in_vllm and not vllm.share_weights:
         yield [_Setting("engine.vllm.share_weights", True)]
     if config.update.gradient_checkpointing == "off":
         yield [_Setting("update.gradient_checkpointing", "auto")]
-    if demand.in_vllm and vllm.kv_cache_gib is not None:
-        planned = planned_kv_gib(config, demand.shape, memory_gib)
-        yield [_Setting("engine.vllm.kv_cache_gib", max(0.1, math.floor(10 * planned) / 10))]
-    if config.engine.kind == "transformers" and verdict is Verdict.TOO_LARGE:
+    if demand.in_vllm and (vllm.kv_cache_gib is not None or not demand.on_gpu):
+        least, planned = _rounded_up(plan.cache.one_sequence), _planned_kv(demand, plan.memory_gib)
+        yield [_Setting("engine.vllm.kv_cache_gib", max(least, math.floor(10 * planned) / 10))]
+    if config.engine.kind == "transformers" and plan.verdict is Verdict.TOO_LARGE:
         yield _halved("engine.max_batch_sequences", demand.num_sequences, 8)
     yield _halved("update.tokens_per_microbatch", config.update.tokens_per_microbatch, 1024)
     longest = demand.prompt_tokens + max(config.roles.policy_tokens, config.roles.verifier_tokens)
@@ -360,12 +308,17 @@ def _ladders(demand: Demand, memory_gib: float, verdict: Verdict) -> Iterator[li
     yield _halved("model.max_pixels", config.model.max_pixels, config.model.min_pixels)
     yield _halved("roles.policy_tokens", config.roles.policy_tokens, 512)
     yield _halved("roles.verifier_tokens", config.roles.verifier_tokens, 256)
-    yield _halved("images.per_step", config.images.per_step, 1)
+    yield _halved("images.per_step", demand.num_images, 1, demand.workers)
 
 
-def _halved(key: str, value: int, least: int) -> list[_Setting]:
-    """The value halved once, twice ..., not below ``least``."""
-    return [_Setting(key, value >> times) for times in range(1, value.bit_length()) if value >> times >= least]
+def _halved(key: str, value: int, least: int, unit: int = 1) -> list[_Setting]:
+    """The value in units of ``unit``, halved once, twice ..., not below ``least``."""
+    return [_Setting(key, unit * (value >> times)) for times in range(1, value.bit_length()) if value >> times >= least]
+
+
+def _rounded_up(gib: float) -> float:
+    """``2.8147 -> 2.82``"""
+    return math.ceil(100 * gib) / 100
 
 
 def _changed(config: Config, settings: Sequence[_Setting]) -> Config:

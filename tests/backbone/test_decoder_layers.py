@@ -5,8 +5,8 @@ import torch
 from tiny_families import ask, load, model_config, picture, randomize
 from torch._dynamo.utils import counters
 
-from trinity_vlm.backbone import Backbone
 from trinity_vlm.activations import COMPILED, ActivationModel
+from trinity_vlm.backbone import Backbone
 from trinity_vlm.config import LoraConfig
 
 

@@ -7,12 +7,13 @@ import tiny_families
 import torch
 from transformers import Qwen2_5_VLConfig, Qwen3VLConfig
 
-from trinity_vlm.backbone import logprobs, vision
+from trinity_vlm.backbone import logprobs, shapes, vision
 from trinity_vlm.backbone.shapes import read_shape, shape_of
 from trinity_vlm.config import LoraConfig, ModelConfig
 from trinity_vlm.engine.kv_cache import growing_cache, layer_tensors
 from trinity_vlm.errors import ConfigError, ModelLoadError
-from trinity_vlm.memory_plan import FEATURE_CACHE_GIB, GIB, LOGIT_CHUNK_GIB, LOGIT_TENSORS
+from trinity_vlm.memory_demand import GIB
+from trinity_vlm.memory_plan import FEATURE_CACHE_GIB, LOGIT_CHUNK_GIB, LOGIT_TENSORS
 from trinity_vlm.model_shapes import known_shape
 
 LORA = LoraConfig(rank=32, alpha=64)
@@ -120,6 +121,36 @@ def test_a_folder_without_a_config_and_a_hub_that_is_away_are_named(tmp_path, mo
     with pytest.raises(ModelLoadError, match=r"model.path='nobody/nothing'.*hf download nobody/nothing"):
         read_shape(ModelConfig(path="nobody/nothing"), LORA, fetch=False)
     assert read_shape(ModelConfig(path="Qwen/Qwen3-VL-8B-Instruct"), LORA, fetch=False)[1], "its shape is built in"
+
+
+@pytest.mark.parametrize(
+    "text",
+    ['{"model_type": "qwen3_vl",', '{"model_type": "nonsense"}', "[1]", '{"model_type":"qwen3_vl","text_config":3}'],
+)
+def test_a_broken_config_is_named_by_its_file(tmp_path, text):
+    """A directory can't be downloaded: no such advice."""
+    file = tmp_path / "config.json"
+    file.write_text(text)
+    with pytest.raises(ModelLoadError, match=rf"model.path='{tmp_path}'.*Look at {file}") as raised:
+        read_shape(ModelConfig(path=str(tmp_path)), LORA, fetch=True)
+    assert "hf download" not in str(raised.value)
+
+
+def test_the_skeleton_is_built_once_per_process(family_directory, tmp_path, monkeypatch):
+    """However often a start asks; other targets are another question, and a failure is asked again."""
+    built = []
+    real = shapes.shape_of
+    monkeypatch.setattr(shapes, "shape_of", lambda *arguments: built.append(arguments) or real(*arguments))
+    folder = tmp_path / "model"
+    folder.mkdir()
+    with pytest.raises(ModelLoadError):
+        read_shape(model_at(folder), LORA, fetch=False)
+    shutil.copy(family_directory("qwen3_vl") / "config.json", folder)
+    found = [read_shape(model_at(folder), LoraConfig(rank=32, alpha=64), fetch=False) for _ in range(3)]
+    assert found[0] == found[1] == found[2]
+    assert len(built) == 1
+    read_shape(model_at(folder), LoraConfig(targets=("q_proj",)), fetch=False)
+    assert len(built) == 2
 
 
 def test_targets_that_match_nothing_are_refused(family_directory):

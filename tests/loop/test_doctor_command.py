@@ -13,6 +13,7 @@ from trinity_vlm.cli.main import EXIT_FAILURE, EXIT_USER, main
 from trinity_vlm.config import load_config
 from trinity_vlm.errors import ConfigError
 from trinity_vlm.machine import EXTRAS, REQUIRED, UNKNOWN, VLLM, Gpu, Package, find_compiler, inspect_machine
+from trinity_vlm.model_shapes import known_shape
 
 PROJECT = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
 ONE_8B = ["--preset", "qwen3-vl-8b"]
@@ -285,15 +286,19 @@ def test_training_is_refused_with_a_cache_that_holds_no_sequence(monkeypatch):
 
 
 def test_a_run_of_many_workers_is_planned_for_one_of_them(monkeypatch):
-    """A cache of an eighth of the step; and 36 GiB are enough for one of 64 workers' features and cache."""
+    """A cache of an eighth of the step; and what is too little for 256 images' features is enough for one's."""
     monkeypatch.setattr(fitting, "current_gpu", lambda: Gpu("Imagined", 139.8, 139.8))
     config = load_config("qwen3-vl-8b", ["engine.kind=vllm"])
     assert fitting.with_planned_cache(config, 8).engine.vllm.kv_cache_gib == 40.5 / 8
-    few_steps = load_config("qwen3-vl-8b", ["engine.kind=vllm", "steps=1", "images.per_step=256"])
-    alone, shared = (fitting.plan_memory(few_steps, shape_8b(), 80.0, workers=n).total_gib for n in (1, 256))
+    wide = ["engine.kind=vllm", "engine.vllm.share_weights=false", "steps=1", "images.per_step=256"]
+    config = load_config("qwen3-vl-8b", wide)
+    shape = known_shape(config.model.path, config.lora.targets)
+    alone, shared = (fitting.plan_memory(config, shape, 1.0, workers=n).total_gib for n in (1, 256))
     between = (alone + shared) / 2 / fitting.REFUSED_ABOVE
     monkeypatch.setattr(fitting, "current_gpu", lambda: Gpu("Imagined", 139.8, between))
-    fitting.check_plan(few_steps, 256)
+    fitting.check_plan(config, 256)
+    with pytest.raises(ConfigError, match="What fits"):
+        fitting.check_plan(config)
 
 
 def test_the_cache_of_a_run_is_the_users_or_the_plans(monkeypatch):

@@ -6,7 +6,8 @@ import pytest
 
 from trinity_vlm.config import load_config
 from trinity_vlm.errors import ConfigError
-from trinity_vlm.memory_plan import GIB, USABLE, Demand, Verdict, plan_memory, planned_kv_gib
+from trinity_vlm.memory_demand import GIB, Demand
+from trinity_vlm.memory_plan import USABLE, Verdict, plan_memory, planned_kv_gib
 from trinity_vlm.model_shapes import known_shape
 
 QWEN3, QWEN2_5 = "qwen3-vl-8b", "qwen2.5-vl-7b"
@@ -19,9 +20,9 @@ def demand(preset=QWEN3, *overrides):
     return Demand(config, known_shape(config.model.path, config.lora.targets))
 
 
-def plan(memory_gib, *overrides, preset=QWEN3):
+def plan(memory_gib, *overrides, preset=QWEN3, **where):
     found = demand(preset, *overrides)
-    return plan_memory(found.config, found.shape, memory_gib)
+    return plan_memory(found.config, found.shape, memory_gib, **where)
 
 
 def part(planned, name):
@@ -53,7 +54,57 @@ def test_the_cache_that_a_step_of_the_8b_preset_needs():
     need = demand().cache_need()
     assert need.worst == 64 * 13_824 * 147_456 / GIB == 121.5
     assert need.typical == 64 * 4_608 * 147_456 / GIB == 40.5
-    assert need.one_sequence == 20_480 * 147_456 / GIB == 2.8125
+    assert need.one_sequence == (20_480 + 16) * 147_456 / GIB, "and vLLM's null block"
+
+
+@pytest.mark.parametrize(("context", "on_gpu", "tokens"), [
+    (20_480, True, 20_480 + 16), (20_481, True, 20_496 + 16), (20_496, True, 20_496 + 16),
+    (20_481, False, 20_512 + 32),
+])  # fmt: skip
+def test_one_sequence_takes_whole_blocks_and_the_null_block(context, on_gpu, tokens):
+    """Of 16 tokens on a GPU, of 32 on a CPU, where keys and values are float32."""
+    found = demand(QWEN3, f"model.context={context}")
+    need = Demand(found.config, found.shape, on_gpu).cache_need()
+    assert need.one_sequence == tokens * 147_456 * (1 if on_gpu else 2) / GIB
+
+
+def test_a_steps_sequences_take_whole_blocks_each():
+    """1,024 image + 512 text + 13 tokens: 97 blocks of 16."""
+    need = demand(QWEN3, "roles.policy_tokens=13", "roles.verifier_tokens=13").cache_need()
+    assert need.worst == 64 * 97 * 16 * 147_456 / GIB
+
+
+def test_workers_share_the_images_of_a_step():
+    """16 images on 8 workers are 2 each: 8 sequences, an eighth of the step's cache and of one step's features."""
+    found = demand(QWEN3, "steps=1")
+    one, eighth = (Demand(found.config, found.shape, workers=workers) for workers in (1, 8))
+    assert (one.num_images, eighth.num_images) == (16, 2)
+    assert eighth.num_sequences == 2 * 4
+    assert eighth.cache_need().typical == one.cache_need().typical / 8
+    assert planned_kv_gib(found.config, found.shape, 139.8, workers=8) == 40.5 / 8
+    alone, shared = plan(139.8, "steps=1"), plan(139.8, "steps=1", workers=8)
+    assert part(shared, "key-value cache") == 40.5 / 8
+    assert part(shared, "image features") == pytest.approx(part(alone, "image features") / 8)
+    assert part(shared, "base weights") == part(alone, "base weights")
+    assert plan(80, workers=8).verdict is Verdict.FITS, "alone it is tight"
+    assert Demand(found.config, found.shape, workers=3).num_images == 6, "the one that has most"
+
+
+def test_advice_to_workers_is_a_multiple_of_them():
+    """Of 21 images for 3 workers 9 are 3 each; 10 would need as little cache as fits here, and can't be shared."""
+    assert plan(54, "images.per_step=21", workers=3).verdict is Verdict.TIGHT
+    assert plan(54, "images.per_step=10", workers=3).verdict is Verdict.FITS
+    assert "images.per_step=9" in plan(54, "images.per_step=21", workers=3).advice
+
+
+def test_a_cpu_has_the_slots_and_batches_that_vllm_gets_there():
+    """Each of two adapters with a version before it and an empty slot; whole prompts of up to model.context."""
+    parts = {p.name: p for p in plan(500, on_gpu=False).parts}
+    assert parts["vLLM's adapter slots"].note == "5 of rank 64"
+    assert parts["key-value cache"].gib == 1.0
+    longer = plan(500, "model.context=40960", on_gpu=False)
+    assert part(longer, "vLLM's work") > parts["vLLM's work"].gib
+    assert part(plan(139.8, "model.context=40960"), "vLLM's work") == part(plan(139.8), "vLLM's work")
 
 
 def test_activations_of_the_longest_micro_batch():
@@ -136,10 +187,25 @@ def test_advice_combines_only_what_is_needed(memory):
 
 
 def test_a_cache_too_small_for_one_sequence_is_too_small():
-    """vLLM refuses to start with it, however much room there is."""
-    planned = plan(139.8, "engine.vllm.kv_cache_gib=2")
-    assert planned.verdict is Verdict.TOO_LARGE
-    assert any(setting.startswith("engine.vllm.kv_cache_gib=") for setting in planned.advice)
+    """vLLM refuses to start with it, however much room there is; 20,480 tokens alone, 2.8125 GiB, lack a block."""
+    for size in (2, 2.8125):
+        planned = plan(139.8, f"engine.vllm.kv_cache_gib={size}")
+        assert planned.verdict is Verdict.TOO_LARGE
+        assert planned.missing_cache_gib == pytest.approx(20_496 * 147_456 / GIB - size)
+        assert planned.excess_gib == 0
+        assert any(setting.startswith("engine.vllm.kv_cache_gib=") for setting in planned.advice)
+    enough = plan(139.8, "engine.vllm.kv_cache_gib=2.82")
+    assert (enough.verdict, enough.missing_cache_gib) == (Verdict.TIGHT, 0)
+
+
+@pytest.mark.parametrize(("memory", "where"), [(45.32, {}), (200, {"on_gpu": False})])
+def test_advice_for_a_small_cache_holds_a_sequence(memory, where):
+    """Also where hardly more is left than its 2.815 GiB, and on a CPU, where the unset size is 1 GiB."""
+    overrides = () if where else ("engine.vllm.kv_cache_gib=2",)
+    planned = plan(memory, *overrides, **where)
+    assert planned.missing_cache_gib > 0
+    (size,) = (setting for setting in planned.advice if setting.startswith("engine.vllm.kv_cache_gib="))
+    assert plan(memory, size, **where).missing_cache_gib == 0
 
 
 def test_the_cache_takes_what_is_left_and_no_more_than_it_can_use():
@@ -175,3 +241,9 @@ def test_the_dense_average_counts_whole_matrices():
     """q_proj of 4096 x 4096 has an adapter of rank 4096: 2 x 4096^2."""
     found = demand(QWEN3, "lora.targets=[q_proj]", "ema.kind=dense")
     assert found.shape.adapter_parameters(found.verifier_rank) == 36 * 2 * 4096**2
+
+
+def test_the_transformers_engine_keeps_float32_inputs_of_adapters():
+    """There the update multiplies with adapters as generation does, in float32, and keeps such copies."""
+    in_process = plan(139.8, "engine.kind=transformers", "update.gradient_checkpointing=off")
+    assert part(in_process, "activations") > part(plan(139.8, "update.gradient_checkpointing=off"), "activations")

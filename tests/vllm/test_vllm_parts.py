@@ -17,7 +17,7 @@ import torch
 from loop_factory import picture, tiny_backbone
 from safetensors.torch import load_file
 
-from trinity_vlm.config import ModelConfig
+from trinity_vlm.config import ModelConfig, load_config
 from trinity_vlm.engine.background import BackgroundLoop
 from trinity_vlm.engine.protocol import GenerationRequest, Sampling
 from trinity_vlm.engine.vllm.adapters import AdapterFolder, delta_size
@@ -35,6 +35,8 @@ from trinity_vlm.engine.vllm.versions import AdapterVersions
 from trinity_vlm.engine.vllm.worker import ban_in_logits
 from trinity_vlm.engine_settings import VllmConfig
 from trinity_vlm.errors import ConfigError, EngineError
+from trinity_vlm.memory_plan import NUM_ADAPTERS, plan_memory
+from trinity_vlm.model_shapes import known_shape
 from trinity_vlm.types import CallType, Message, Prompt
 
 A, B = "base_model.model.layers.{}.lora_A.weight", "base_model.model.layers.{}.lora_B.weight"
@@ -347,6 +349,25 @@ def test_vllm_starts_with_the_trainers_model_dtype_pixels_and_context(backbone):
     assert (arguments["max_loras"], arguments["max_cpu_loras"], arguments["max_lora_rank"]) == (3, 3, 16)
     assert arguments["lora_target_modules"] == ["k_proj", "q_proj"]
     assert not [name for name in engine_arguments(backbone, model, VllmConfig(), 8, None) if "lora" in name]
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_vllm_starts_with_what_the_memory_plan_counts(backbone, device):
+    """The cache of a CPU, the adapters, the tokens of one pass: each as the plan of the same run has it."""
+    config = load_config("qwen3-vl-8b", ["engine.kind=vllm", "engine.max_batch_sequences=64"])
+    served = ServedAdapters(NUM_ADAPTERS, 64, frozenset({"q_proj"}))
+    where = {"device": torch.device(device), "dtype": torch.bfloat16, "context": config.model.context}
+    there = SimpleNamespace(processor=backbone.processor, **where)
+    arguments = engine_arguments(there, config.model, VllmConfig(), 64, served)
+    shape = known_shape(config.model.path, config.lora.targets)
+    parts = {part.name: part for part in plan_memory(config, shape, 139.8, on_gpu=device == "cuda").parts}
+    assert parts["vLLM's adapter slots"].note == f"{arguments['max_loras']} of rank 64"
+    per_token = (4 * 4096 + 2 * 12_288 + 4 * 4096) * (2 if device == "cuda" else 4)
+    work = arguments["max_num_batched_tokens"] * per_token + 64 * 151_936 * 16
+    assert parts["vLLM's work"].gib == pytest.approx(work / 2**30)
+    if device == "cpu":
+        assert arguments["kv_cache_memory_bytes"] == parts["key-value cache"].gib * 2**30
+        assert arguments["block_size"] == 32
 
 
 def test_only_this_gpu_is_seen_by_new_processes(monkeypatch):

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from transformers import AutoConfig, AutoModelForImageTextToText
 
 from trinity_vlm.backbone.adapters import language_linears, target_layers
@@ -17,8 +19,11 @@ from trinity_vlm.model_shapes import ModelShape, known_shape
 _FIXED_IMAGE_TOKENS = ("mm_tokens_per_image", "image_seq_length")
 
 
+@cache
 def read_shape(model: ModelConfig, lora: LoraConfig, *, fetch: bool) -> tuple[ModelShape, bool]:
     """The shape of ``model.path`` and whether it is a built-in one, taken where no config can be read.
+
+    Read once per process: three places of a start ask for it.
 
     fetch: ask the hub for a config that is neither here nor built in
     Raises ModelLoadError, saying what to do, when there is none; ConfigError for LoRA targets that match nothing.
@@ -66,14 +71,16 @@ def shape_of(config: Any, lora: LoraConfig, name: str) -> ModelShape:
 
 
 def _config(model: ModelConfig, *, local: bool) -> Any:
+    place = _place(model.path)
     try:
-        return AutoConfig.from_pretrained(_place(model.path), revision=model.revision or "main", local_files_only=local)
-    except (OSError, ValueError, KeyError) as error:
+        return AutoConfig.from_pretrained(place, revision=model.revision or "main", local_files_only=local)
+    except (OSError, ValueError, KeyError, StrictDataclassError) as error:
         reason = str(error).strip().splitlines()[0]
-        raise ModelLoadError(
-            f"model.path={model.path!r}: its config can't be read ({reason}). Give a directory that holds config.json, "
-            "or download it first: hf download " + model.path
-        ) from error
+        if Path(place).is_dir():
+            way_out = f"Look at {Path(place) / 'config.json'}, or give another model.path"
+        else:
+            way_out = f"Give a directory that holds config.json, or download it first: hf download {model.path}"
+        raise ModelLoadError(f"model.path={model.path!r}: its config can't be read ({reason}). {way_out}") from error
 
 
 def _place(path: str) -> str:

@@ -15,8 +15,8 @@ from rich.table import Table
 
 from trinity_vlm.config import Config, load_config
 from trinity_vlm.errors import ConfigError
-from trinity_vlm.machine import Machine, inspect_machine
-from trinity_vlm.memory_plan import MemoryPlan, Verdict, plan_memory
+from trinity_vlm.machine import NO_COMPILER, Machine, inspect_machine
+from trinity_vlm.memory_plan import MemoryPlan, Verdict, plan_memory, small_cache
 from trinity_vlm.model_shapes import ModelShape
 
 IMAGINED_GPU_GIB = 80.0
@@ -47,6 +47,9 @@ def doctor(
     gpu_gib: Annotated[
         float | None, typer.Option("--gpu-gib", min=1, help="plan for a GPU of this size instead of the one here")
     ] = None,
+    workers: Annotated[
+        int, typer.Option("--workers", min=1, help="processes that share images.per_step, each with a GPU")
+    ] = 1,
     as_json: Annotated[bool, typer.Option("--json", help="print one JSON object")] = False,
 ) -> None:
     """Tell what this machine has and, given a preset or file, whether that run fits one GPU. No weights are loaded.
@@ -54,10 +57,15 @@ def doctor(
         trinity-vlm doctor                                     this machine
         trinity-vlm doctor qwen3-vl-8b engine.kind=vllm        a run on its GPU
         trinity-vlm doctor --preset qwen3-vl-8b --gpu-gib 80   on another GPU
+        trinity-vlm doctor qwen3-vl-8b --workers 8             one of eight workers
         trinity-vlm doctor my.yaml images.per_step=8           other settings
 
-    The plan counts everything at its largest: the longest completions the settings allow, all of a step's requests.
-    Where it does not fit, it names settings that make it fit.
+    The plan counts weights, adapters and the longest micro-batch in full, and
+    all at once. Two things are counted smaller, for a run gets by with less:
+    vLLM's cache is planned for completions of a quarter of their token budgets
+    (where more are under way, some wait), and activations as if every layer
+    were recomputed, unless update.gradient_checkpointing=off. Where it does
+    not fit, the plan names settings that make it fit.
 
     Exits with 0 when all is well, with 1 when this machine lacks something or the run does not fit.
     """
@@ -67,7 +75,7 @@ def doctor(
     machine = inspect_machine(Path(config.run_dir if config and config.run_dir else "runs"))
     if not as_json:
         show_machine(machine, console)
-    diagnosis = None if config is None else diagnose(config, machine, gpu_gib)
+    diagnosis = None if config is None else diagnose(config, machine, gpu_gib, workers)
     if as_json:
         print(json.dumps(_as_json(machine, diagnosis), indent=1))
     elif diagnosis is not None:
@@ -76,31 +84,35 @@ def doctor(
         raise typer.Exit(1)
 
 
-def diagnose(config: Config, machine: Machine, gpu_gib: float | None) -> Diagnosis:
-    """Plan ``config`` for a GPU of ``gpu_gib``, else for the one here, else for the CPU or an imagined GPU.
+def diagnose(config: Config, machine: Machine, gpu_gib: float | None, workers: int = 1) -> Diagnosis:
+    """Plan one worker for a GPU of ``gpu_gib``, else for the one here, else for the CPU or an imagined GPU.
 
     Raises ModelLoadError when the model's config is neither here nor on the hub, nor its shape built in.
     """
     from trinity_vlm.backbone.shapes import read_shape
 
     shape, built_in = read_shape(config.model, config.lora, fetch=True)
-    device, memory, on_gpu = _device(config, machine, shape, gpu_gib)
-    plan = plan_memory(config, shape, memory, on_gpu=on_gpu)
-    problems = tuple(_problems(config, machine, plan, absent=on_gpu and gpu_gib is None and not machine.gpus))
+    device, memory, on_gpu = _device(config, machine, shape, gpu_gib, workers)
+    plan = plan_memory(config, shape, memory, on_gpu=on_gpu, workers=workers)
+    absent = on_gpu and gpu_gib is None and not machine.gpus
+    problems = (*_problems_of_plan(config, plan, workers), *_problems_of_machine(config, machine, absent=absent))
     return Diagnosis(shape, built_in, device, plan, problems)
 
 
-def _device(config: Config, machine: Machine, shape: ModelShape, gpu_gib: float | None) -> tuple[str, float, bool]:
-    """In words, its GiB, and whether it is a GPU."""
+def _device(
+    config: Config, machine: Machine, shape: ModelShape, gpu_gib: float | None, workers: int
+) -> tuple[str, float, bool]:
+    """In words, its GiB for one of ``workers``, and whether it is a GPU: of several the one with the least memory."""
     if gpu_gib is not None:
         return f"a GPU of {gpu_gib:g} GiB", gpu_gib, True
     if machine.gpus and config.model.device != "cpu":
-        gpu = machine.gpus[0]
+        gpu = min(machine.gpus[:workers], key=lambda gpu: gpu.free_gib)
         return f"{gpu.name}, {gpu.free_gib:.1f} of {gpu.total_gib:.1f} GiB free", gpu.free_gib, True
     if config.model.device == "cpu" or shape.parameters <= CPU_PARAMETERS:
+        shared = f", shared by {workers} workers" if workers > 1 else ""
         return (
-            f"the CPU, {machine.free_memory_gib:.1f} of {machine.memory_gib:.1f} GiB free",
-            machine.free_memory_gib,
+            f"the CPU, {machine.free_memory_gib:.1f} of {machine.memory_gib:.1f} GiB free{shared}",
+            machine.free_memory_gib / workers,
             False,
         )
     return (
@@ -110,10 +122,19 @@ def _device(config: Config, machine: Machine, shape: ModelShape, gpu_gib: float 
     )
 
 
-def _problems(config: Config, machine: Machine, plan: MemoryPlan, *, absent: bool) -> Iterator[str]:
-    if plan.verdict is Verdict.TOO_LARGE:
-        missing = plan.total_gib - plan.budget_gib
-        yield f"{missing:.1f} GiB too much" + ("" if plan.advice else "; take a smaller model or a larger GPU")
+def _problems_of_plan(config: Config, plan: MemoryPlan, workers: int) -> Iterator[str]:
+    if plan.excess_gib:
+        way_out = "" if plan.advice else "; take a smaller model or a larger GPU"
+        yield f"{_size(plan.excess_gib)} too much{way_out}"
+    if plan.missing_cache_gib:
+        yield small_cache(config, plan)
+    if config.images.per_step % workers:
+        yield f"images.per_step={config.images.per_step}: {workers} workers need a multiple of {workers}"
+
+
+def _problems_of_machine(config: Config, machine: Machine, *, absent: bool) -> Iterator[str]:
+    if machine.gpus and machine.compiler is None and config.update.compile_layers and config.model.device != "cpu":
+        yield NO_COMPILER
     if absent:
         yield "no GPU here: a model of this size needs one"
     installed = {package.name for package in machine.packages}
@@ -150,6 +171,7 @@ def show_machine(machine: Machine, console: Console) -> None:
     if machine.shared_memory_gib is not None:
         _line(console, "/dev/shm", f"{machine.shared_memory_gib:.1f} GiB")
     _line(console, "disk", f"{machine.disk_gib:.1f} GiB free at {machine.disk_path}")
+    _line(console, "compiler", machine.compiler or "none; update.compile_layers needs one on a GPU")
     for name, purpose in machine.missing_extras:
         _line(console, "extra", f"{name} is not installed; it brings {purpose}")
     for warning in machine.warnings:

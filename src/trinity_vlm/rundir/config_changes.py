@@ -43,9 +43,7 @@ def hash_values(values: Mapping[str, JSON], also_fixed: tuple[str, ...] = ()) ->
 
     also_fixed: changeable keys that count as fixed
     """
-    fixed = {
-        key: value for key, value in flatten(values).items() if not _changeable(key) or _within(key, also_fixed)
-    }
+    fixed = {key: value for key, value in flatten(values).items() if not _changeable(key) or _within(key, also_fixed)}
     return hashlib.sha256(dumps(dict(sorted(fixed.items()))).encode()).hexdigest()
 
 

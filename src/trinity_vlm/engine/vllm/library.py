@@ -16,17 +16,20 @@ import torch
 from trinity_vlm.backbone import Backbone
 from trinity_vlm.backbone.loading import counts_pixels, resolve_path
 from trinity_vlm.config import ModelConfig
-from trinity_vlm.engine_settings import VllmConfig
+from trinity_vlm.engine_settings import (
+    VLLM_CPU_CACHE_GIB,
+    VllmConfig,
+    vllm_adapter_slots,
+    vllm_batch_tokens,
+    vllm_block_tokens,
+)
 from trinity_vlm.errors import ConfigError
 
 WORKER_EXTENSION = "trinity_vlm.engine.vllm.worker.WorkerExtension"
 PLAIN_WORKER_EXTENSION = "trinity_vlm.engine.vllm.plain_worker.PlainWorkerExtension"
 _WAY_OUT = "install it with pip install 'trinity-vlm[vllm]', or set engine.kind=transformers"
-_CPU_KV_CACHE_GIB = 1.0
 _KERNELS = Path(__file__).with_name("lora_kernels")  # written by benchmarks/lora_kernels.py
-_GPU_BATCH_TOKENS, _CPU_BATCH_TOKENS = 8192, 2048
 _UNPLANNED_SHARE = 0.45  # of the GPU for vLLM, where the model's shape gave no plan
-_CPU_BLOCK_TOKENS = 32  # vLLM's 128 would never find a short prompt in the prefix cache
 # Set unless the user did: no usage reports, errors only, and no fork of a process that already runs threads.
 _ENVIRONMENT = {
     "VLLM_NO_USAGE_STATS": "1",
@@ -129,16 +132,13 @@ def engine_arguments(
         # Before temperature and filters, and without the ids that WorkerExtension takes out of the logits: the
         # probabilities that the trainer computes.
         "logprobs_mode": "raw_logprobs",
+        "max_num_batched_tokens": vllm_batch_tokens(on_gpu, backbone.context, max_sequences),
         "structured_outputs_config": {"backend": "guidance"},
         "generation_config": "vllm",
         "worker_extension_cls": PLAIN_WORKER_EXTENSION if served is None else WORKER_EXTENSION,
         "disable_log_stats": True,
         **({} if served is None else _adapter_arguments(served, on_gpu)),
-        **(
-            _gpu_arguments(settings, max_sequences)
-            if on_gpu
-            else _cpu_arguments(settings, backbone.context, max_sequences)
-        ),
+        **(_gpu_arguments(settings, max_sequences) if on_gpu else _cpu_arguments(settings)),
     }
     if counts_pixels(backbone.processor.image_processor):
         size = {"shortest_edge": model.min_pixels, "longest_edge": model.max_pixels}
@@ -147,33 +147,27 @@ def engine_arguments(
 
 
 def _adapter_arguments(served: ServedAdapters, on_gpu: bool) -> dict[str, Any]:
-    """Room for each adapter's current version, the one before it that is still in use, and one slot nobody fills.
-
-    vLLM's CPU kernels apply the last slot's weights to rows without an adapter, so there it must stay empty. A GPU
-    keeps fewer slots: versions that find none wait in host memory.
-    """
-    versions = 2 * served.count + 1
+    """Room for each adapter's current version and the one before it that is still in use, in slots or host memory."""
     return {
         "enable_lora": True,
         "max_lora_rank": served.rank,
-        "max_loras": served.count + 1 if on_gpu else versions,
-        "max_cpu_loras": versions,
+        "max_loras": vllm_adapter_slots(served.count, on_gpu),
+        "max_cpu_loras": 2 * served.count + 1,
         # Without it vLLM also wraps embeddings and output layer: a product of [tokens, rank] with [rank, vocabulary]
         # in every step, all zeros.
         "lora_target_modules": sorted(served.layer_kinds),
     }
 
 
-def _cpu_arguments(settings: VllmConfig, context: int, max_sequences: int) -> dict[str, Any]:
+def _cpu_arguments(settings: VllmConfig) -> dict[str, Any]:
     """Whole prompts in one step each: of a seeded prompt in two pieces vLLM's CPU build dies ("CPU Generator does not
     use offset", 0.32)."""
-    cache = settings.kv_cache_gib or _CPU_KV_CACHE_GIB
+    cache = settings.kv_cache_gib or VLLM_CPU_CACHE_GIB
     return {
         "enforce_eager": True,
-        "block_size": _CPU_BLOCK_TOKENS,
+        "block_size": vllm_block_tokens(on_gpu=False),
         "kv_cache_memory_bytes": int(cache * 2**30),
         "enable_chunked_prefill": False,
-        "max_num_batched_tokens": max(_CPU_BATCH_TOKENS, context, max_sequences),
     }
 
 
@@ -187,7 +181,6 @@ def _gpu_arguments(settings: VllmConfig, max_sequences: int) -> dict[str, Any]:
     }
     return {
         **_cache_arguments(settings),
-        "max_num_batched_tokens": _GPU_BATCH_TOKENS,
         "enforce_eager": settings.enforce_eager,
         **({} if settings.enforce_eager else {"compilation_config": compilation}),
     }

@@ -303,7 +303,7 @@ def test_a_loop_that_stopped_mid_way_does_not_block_the_next_one(players):
     task = loop.create_task(engine.generate(request()))
     loop.run_until_complete(asyncio.sleep(0))
     loop.close()
-    engine._waiting.clear()
+    engine._barrier.waiting.clear()
     assert len(asyncio.run(asyncio.wait_for(engine.generate(request()), 30))) == 1
     assert not task.done()
 

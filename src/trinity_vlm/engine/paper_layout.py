@@ -13,12 +13,12 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+from trinity_vlm.engine.barrier import Barrier
 from trinity_vlm.engine.protocol import Engine, GenerationRequest
 from trinity_vlm.errors import EngineError
 from trinity_vlm.types import CallType, Completion
@@ -26,9 +26,6 @@ from trinity_vlm.types import CallType, Completion
 if TYPE_CHECKING:
     import torch
 
-# Passes of the event loop without a new request before a phase starts: siblings of a gather arrive within one or two
-# passes of each other.
-_QUIET_PASSES = 10
 _CALL_ORDER = {call: position for position, call in enumerate(CallType)}
 
 
@@ -66,26 +63,12 @@ class PaperLayoutEngine:
         self.sub_batch = sub_batch
         self._swap = swap
         self._in_engine: str | None = None
-        self._current: ContextVar[object | None] = ContextVar("episode", default=None)
-        self._episodes: list[object] = []
-        self._held: list[_Held] = []
-        self._serving = False
+        self._barrier: Barrier[_Held] = Barrier(self._begin_phase)
         self._task: asyncio.Task[None] | None = None
-        self._quiet_passes = 0
-        self._settling_in: asyncio.AbstractEventLoop | None = None
 
-    @contextmanager
-    def episode(self) -> Iterator[None]:
+    def episode(self) -> AbstractContextManager[None]:
         """Held by a coroutine while it may send requests: no phase starts before it waits or leaves."""
-        ticket = object()
-        self._episodes.append(ticket)
-        token = self._current.set(ticket)
-        try:
-            yield
-        finally:
-            self._current.reset(token)
-            self._episodes.remove(ticket)
-            self._stir()
+        return self._barrier.episode()
 
     async def generate(self, request: GenerationRequest) -> list[Completion]:
         """As ``inner`` answers, in the request's own phase.
@@ -95,14 +78,8 @@ class PaperLayoutEngine:
         """
         if request.adapter is None:
             raise EngineError(f"a {request.call} call without adapter: engine.layout=paper swaps adapters in, no base")
-        held = _Held(request, request.adapter, self._current.get())
-        self._held.append(held)
-        self._stir()
-        try:
-            return await held.answer
-        finally:
-            if held in self._held:
-                self._held.remove(held)
+        held = _Held(request, request.adapter, self._barrier.ticket)
+        return await self._barrier.hold(held, held.answer)
 
     def load_adapter(self, name: str, version: int, state: Mapping[str, torch.Tensor]) -> None:
         """Hand the adapter to ``inner``; whatever weights it holds as its own are outdated from here on."""
@@ -118,36 +95,19 @@ class PaperLayoutEngine:
         """Close ``inner``."""
         self.inner.close()
 
-    # Waiting for the barrier
+    # Serving a phase
 
-    def _stir(self) -> None:
-        """Something changed: (re)start counting quiet passes of the event loop."""
-        self._quiet_passes = 0
-        if self._held and not self._serving and self._settling_in is not (loop := asyncio.get_running_loop()):
-            self._settling_in = loop
-            loop.call_soon(self._settle)
-
-    def _settle(self) -> None:
-        loop = asyncio.get_running_loop()
-        waiting = [held.episode for held in self._held]
-        if not self._held or any(ticket not in waiting for ticket in self._episodes):
-            self._settling_in = None
-        elif self._quiet_passes < _QUIET_PASSES:
-            self._quiet_passes += 1
-            loop.call_soon(self._settle)
-        else:
-            self._settling_in = None
-            self._serving = True
-            self._task = loop.create_task(self._serve(self._next_phase()))
+    def _begin_phase(self) -> None:
+        self._barrier.closed = True
+        self._task = asyncio.get_running_loop().create_task(self._serve(self._next_phase()))
 
     def _next_phase(self) -> list[_Held]:
         """Takes the requests of the earliest kind of call out of what is held, in the order of their keys."""
-        first = min(held.phase for held in self._held)
-        phase = [held for held in self._held if held.phase == first]
-        self._held = [held for held in self._held if held.phase != first]
+        waiting = self._barrier.waiting
+        first = min(held.phase for held in waiting)
+        phase = [held for held in waiting if held.phase == first]
+        self._barrier.waiting = [held for held in waiting if held.phase != first]
         return sorted(phase, key=lambda held: held.order)
-
-    # Serving a phase
 
     async def _serve(self, phase: Sequence[_Held]) -> None:
         size = self.sub_batch or len(phase)
@@ -165,8 +125,8 @@ class PaperLayoutEngine:
                 if not held.answer.done():
                     held.answer.set_exception(error)
         finally:
-            self._serving = False
-            self._stir()
+            self._barrier.closed = False
+            self._barrier.stir()
 
     def _swap_in(self, adapter: str) -> None:
         if adapter == self._in_engine:

@@ -12,13 +12,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 
 from torch import Tensor
 
 from trinity_vlm.backbone import Backbone, EncodedPrompt
+from trinity_vlm.engine.barrier import Barrier
 from trinity_vlm.engine.constrained import Constraint, Grammars
 from trinity_vlm.engine.decoding import Row, decode
 from trinity_vlm.engine.graphs import StaticDecoder
@@ -28,9 +28,6 @@ from trinity_vlm.errors import EngineError
 from trinity_vlm.seeds import derive_seed
 from trinity_vlm.types import Completion
 
-# Passes of the event loop without a new request before a dispatch: siblings of a gather arrive within one or two
-# passes of each other, however many there are.
-_QUIET_PASSES = 10
 _LENGTH_SPREAD = 2.0
 
 
@@ -63,24 +60,11 @@ class TransformersEngine:
         captures = cuda_graphs and backbone.device.type == "cuda" and StaticDecoder.supports(backbone)
         self._static = StaticDecoder(backbone, capture=True) if captures else None
         self._cache_tokens = cache_tokens(backbone)
-        self._current: ContextVar[object | None] = ContextVar("episode", default=None)
-        self._episodes: list[object] = []
-        self._waiting: list[_Job] = []
-        self._quiet_passes = 0
-        self._settling_in: asyncio.AbstractEventLoop | None = None
+        self._barrier: Barrier[_Job] = Barrier(self._dispatch)
 
-    @contextmanager
-    def episode(self) -> Iterator[None]:
+    def episode(self) -> AbstractContextManager[None]:
         """Held by a coroutine while it may send requests: nothing is dispatched before it waits or leaves."""
-        ticket = object()
-        self._episodes.append(ticket)
-        token = self._current.set(ticket)
-        try:
-            yield
-        finally:
-            self._current.reset(token)
-            self._episodes.remove(ticket)
-            self._stir()
+        return self._barrier.episode()
 
     async def generate(self, request: GenerationRequest) -> list[Completion]:
         """``request.n`` completions in sample order; see the protocol.
@@ -89,13 +73,7 @@ class TransformersEngine:
         """
         job = self._job(request)
         if job.rows:
-            self._waiting.append(job)
-            self._stir()
-            try:
-                await job.future
-            finally:
-                if job in self._waiting:
-                    self._waiting.remove(job)
+            await self._barrier.hold(job, job.future)
         return self._completions(job)
 
     def close(self) -> None:
@@ -103,32 +81,14 @@ class TransformersEngine:
 
     def load_adapter(self, name: str, version: int, state: Mapping[str, Tensor]) -> None:
         """Replace adapter ``name`` in place; raises EngineError for wrong keys or while requests wait."""
-        if self._waiting:
-            raise EngineError(f"adapter {name!r} version {version}: {len(self._waiting)} requests are in flight")
+        if waiting := self._barrier.waiting:
+            raise EngineError(f"adapter {name!r} version {version}: {len(waiting)} requests are in flight")
         self.backbone.load_adapter_state(name, state)
 
-    # Waiting and dispatching
-
-    def _stir(self) -> None:
-        """Something changed: (re)start counting quiet passes of the event loop."""
-        self._quiet_passes = 0
-        if self._waiting and self._settling_in is not (loop := asyncio.get_running_loop()):
-            self._settling_in = loop
-            loop.call_soon(self._settle)
-
-    def _settle(self) -> None:
-        waiting_episodes = [job.episode for job in self._waiting]
-        if not self._waiting or any(ticket not in waiting_episodes for ticket in self._episodes):
-            self._settling_in = None
-        elif self._quiet_passes < _QUIET_PASSES:
-            self._quiet_passes += 1
-            asyncio.get_running_loop().call_soon(self._settle)
-        else:
-            self._settling_in = None
-            self._dispatch()
+    # Dispatching
 
     def _dispatch(self) -> None:
-        jobs, self._waiting = sorted(self._waiting, key=lambda job: job.order), []
+        jobs, self._barrier.waiting = sorted(self._barrier.waiting, key=lambda job: job.order), []
         try:
             for adapter, rows in self._batches(jobs):
                 with self.backbone.use_adapter(adapter), self.backbone.fused_for_decoding():
@@ -192,7 +152,7 @@ class TransformersEngine:
             )
             for i in range(request.n if budget > 0 else 0)
         ]
-        return _Job(request, prompt, rows, self._current.get())
+        return _Job(request, prompt, rows, self._barrier.ticket)
 
     def _constraint(self, request: GenerationRequest) -> Constraint | None:
         if request.json_schema is None:

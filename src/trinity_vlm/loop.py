@@ -62,6 +62,8 @@ def evolve(config: Config, run: RunDirectory, reporter: Reporter | None = None) 
         with closing(Recorder(system, run, reporter)) as recorder:
             if done == 0:
                 recorder.record_start()
+            if done >= config.steps:
+                reporter.note(f"{done} of {config.steps} steps are done already; to go on, resume with steps=N")
             for step in range(done, config.steps):
                 result = outer_step(system, step)
                 check_that_the_engine_still_agrees(system, result.metrics)

@@ -146,6 +146,9 @@ def test_train_resume_play_solve_and_export_work_together(capsys, tmp_path):
     run = tmp_path / "run"
     assert main(["train", "tiny", f"run_dir={run}", f"images.source={folder}", *FAST]) == 0
     assert main(["resume", str(run), "steps=2"]) == 0
+    capsys.readouterr()
+    assert main(["resume", str(run)]) == 0
+    assert "2 of 2 steps are done already" in " ".join(capsys.readouterr().out.split())
     image = folder / "0.png"
     assert main(["play", str(image), "--run", str(run), "--save", str(tmp_path / "episode.parquet")]) == 0
     assert main(["solve", str(image), "How many circles are there?", "--run", str(run)]) == 0

@@ -174,9 +174,20 @@ def test_the_gpu_that_is_here_is_planned_for(capsys, monkeypatch):
 
 def test_vllm_that_is_not_installed_is_a_problem(capsys, monkeypatch):
     monkeypatch.setattr(machine, "_found", lambda modules: "vllm" not in modules)
-    code, text = told(capsys, *ONE_8B, "engine.kind=vllm", "--gpu-gib", "141")
+    monkeypatch.setattr(machine, "gpus", lambda: (Gpu("Imagined H200", 139.8, 139.0),))
+    code, text = told(capsys, *ONE_8B, "engine.kind=vllm")
     assert code == EXIT_FAILURE
-    assert "pip install 'trinity-vlm[vllm]'" in text
+    assert "pip install -e '.[vllm]'" in text
+    assert "verdict it would fit, but for the problem above" in text
+
+
+def test_another_machine_is_not_judged_by_what_is_installed_here(capsys, monkeypatch, no_gpu):
+    """Planned on a laptop for a server's card: fits or not, whatever this machine lacks."""
+    monkeypatch.setattr(machine, "_found", lambda modules: "vllm" not in modules)
+    code, text = told(capsys, *ONE_8B, "engine.kind=vllm", "--gpu-gib", "139")
+    assert (code, "verdict it fits" in text) == (0, True)
+    code, text = told(capsys, *ONE_8B, "engine.kind=vllm", "--gpu-gib", "24")
+    assert (code, "verdict it does not fit" in text) == (EXIT_FAILURE, True)
 
 
 def test_json_says_the_same(capsys, no_gpu):

@@ -66,9 +66,22 @@ def test_the_choices_that_are_named_are_accepted_and_others_are_not():
             section[leaf] = before
 
 
-def test_the_command_prints_them(capsys, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "120")
-    assert main(["keys", "ema."]) == 0
-    text = " ".join(capsys.readouterr().out.replace("│", " ").split())
-    assert "number >= 0 and <= 1" in text
-    assert "factored | dense | none | frozen" in text
+@pytest.mark.parametrize("columns", ["40", "120"])
+def test_in_a_pipe_each_key_is_one_whole_line(capsys, monkeypatch, columns):
+    """So that it can be searched and copied, however narrow the terminal."""
+    monkeypatch.setenv("COLUMNS", columns)
+    assert main(["keys"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split(" = ")[0] for line in lines] == all_keys()
+    (line,) = [line for line in lines if line.startswith("ema.kind")]
+    assert line.startswith("ema.kind = factored  # ")
+    assert line.endswith("(factored | dense | none | frozen)")
+    assert any(line.startswith("update.compile_layers = true  # ") for line in lines)
+
+
+def test_on_a_terminal_a_key_is_never_cut(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "40")
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert main(["keys", "gradient_checkpointing"]) == 0
+    assert "update.gradient_checkpointing" in capsys.readouterr().out

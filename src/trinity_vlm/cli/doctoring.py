@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -69,6 +70,8 @@ def doctor(
 
     Exits with 0 when all is well, with 1 when this machine lacks something or the run does not fit.
     """
+    if gpu_gib is not None and not math.isfinite(gpu_gib):
+        raise typer.BadParameter(f"{gpu_gib} is no size of a GPU; give GiB, for example 80", param_hint="--gpu-gib")
     source, overrides = _split(preset, arguments or [])
     config = None if source is None else load_config(source, overrides)
     console = Console()
@@ -94,9 +97,10 @@ def diagnose(config: Config, machine: Machine, gpu_gib: float | None, workers: i
     shape, built_in = read_shape(config.model, config.lora, fetch=True)
     device, memory, on_gpu = _device(config, machine, shape, gpu_gib, workers)
     plan = plan_memory(config, shape, memory, on_gpu=on_gpu, workers=workers)
-    absent = on_gpu and gpu_gib is None and not machine.gpus
-    problems = (*_problems_of_plan(config, plan, workers), *_problems_of_machine(config, machine, absent=absent))
-    return Diagnosis(shape, built_in, device, plan, problems)
+    problems = [*_problems_of_plan(config, plan, workers)]
+    if gpu_gib is None:  # else it is about another machine
+        problems += _problems_of_machine(config, machine, absent=on_gpu and not machine.gpus)
+    return Diagnosis(shape, built_in, device, plan, tuple(problems))
 
 
 def _device(
@@ -139,7 +143,7 @@ def _problems_of_machine(config: Config, machine: Machine, *, absent: bool) -> I
         yield "no GPU here: a model of this size needs one"
     installed = {package.name for package in machine.packages}
     if config.engine.kind == "vllm" and "vllm" not in installed:
-        yield "engine.kind=vllm: not installed; pip install 'trinity-vlm[vllm]', or engine.kind=transformers"
+        yield "engine.kind=vllm: not installed; pip install -e '.[vllm]' in this checkout, or engine.kind=transformers"
     yield from (
         f"tracking.trackers names {tracker}: not installed; pip install 'trinity-vlm[{tracker}]'"
         for tracker in config.tracking.trackers
@@ -212,6 +216,10 @@ def _show_verdict(diagnosis: Diagnosis, console: Console) -> None:
         _line(console, "instead" if plan.verdict is Verdict.TOO_LARGE else "faster", setting)
     if not diagnosis.problems:
         _line(console, "verdict", "it fits", "bold green")
+    elif plan.verdict is Verdict.TOO_LARGE:
+        _line(console, "verdict", "it does not fit", "bold red")
+    else:
+        _line(console, "verdict", "it would fit, but for the problem above", "bold yellow")
 
 
 def _size(gib: float) -> str:

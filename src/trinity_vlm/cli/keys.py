@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from typing import Annotated, Any
 
@@ -9,7 +10,7 @@ import typer
 from pydantic_core import PydanticUndefined
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Column, Table
+from rich.padding import Padding
 
 from trinity_vlm.config import Config, Section, preset_names
 from trinity_vlm.errors import ConfigError
@@ -24,16 +25,16 @@ def keys(
     found = [row for row in describe_keys() if search in row[0]]
     if not found:
         raise ConfigError(f"keys {search!r}: no key contains this; `trinity-vlm keys` lists all")
-    table = Table(
-        Column("key", overflow="fold"),
-        "default",
-        "meaning",
-        title=f"presets: {', '.join(preset_names())}",
-        title_justify="left",
-    )
+    console = Console()
+    if console.is_terminal:
+        console.print(f"[dim]presets: {', '.join(preset_names())}[/]")
     for key, default, allowed, meaning in found:
-        table.add_row(escape(key), escape(default), escape(f"{meaning} ({allowed})" if meaning else allowed))
-    Console().print(table)
+        takes = f"{meaning} ({allowed})" if meaning else allowed
+        if console.is_terminal:
+            console.print(f"[bold]{escape(key)}[/] = {escape(default)}", highlight=False, soft_wrap=True)
+            console.print(Padding(escape(takes), (0, 0, 0, 4)), highlight=False)
+        else:  # one line a key, to be searched and copied
+            print(f"{key} = {default}  # {takes}")
 
 
 def describe_keys(
@@ -47,8 +48,20 @@ def describe_keys(
             inner = default if isinstance(default, Section) else None
             yield from describe_keys(info.annotation, f"{prefix}{name}.", inner)
         else:
-            shown = "required" if default is PydanticUndefined else "unset" if default is None else str(default)
-            yield prefix + name, shown, allowed_values(section, name), info.description or ""
+            yield prefix + name, _shown(default), allowed_values(section, name), info.description or ""
+
+
+def _shown(default: Any) -> str:
+    """As it would be written on the command line."""
+    if default is PydanticUndefined:
+        return "required"
+    if default is None:
+        return "unset"
+    if isinstance(default, tuple):
+        return f"[{', '.join(map(_shown, default))}]"
+    if isinstance(default, str) and not default.isprintable():
+        return json.dumps(default)
+    return str(default).lower() if isinstance(default, bool) else str(default)
 
 
 def allowed_values(section: type[Section], name: str) -> str:

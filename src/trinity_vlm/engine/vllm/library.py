@@ -27,7 +27,7 @@ from trinity_vlm.errors import ConfigError
 
 WORKER_EXTENSION = "trinity_vlm.engine.vllm.worker.WorkerExtension"
 PLAIN_WORKER_EXTENSION = "trinity_vlm.engine.vllm.plain_worker.PlainWorkerExtension"
-_WAY_OUT = "install it with pip install 'trinity-vlm[vllm]', or set engine.kind=transformers"
+_WAY_OUT = "install it with pip install -e '.[vllm]' in this checkout, or set engine.kind=transformers"
 _KERNELS = Path(__file__).with_name("lora_kernels")  # written by benchmarks/lora_kernels.py
 _UNPLANNED_SHARE = 0.45  # of the GPU for vLLM, where the model's shape gave no plan
 # Set unless the user did: no usage reports, errors only, and no fork of a process that already runs threads.

@@ -33,10 +33,9 @@ _NO_LOGPROBS = "this needs the engine's log-probabilities, but the engine return
 USABLE_MEMORY = 0.85
 """Share of the free memory that one micro-batch's activations may be planned to take."""
 
-
 CGROUP = Path("/sys/fs/cgroup")
 _OUT_OF_MEMORY = (
-    "the backward pass ran out of GPU memory; nothing was saved. Resume from the last checkpoint with "
+    "the update ran out of GPU memory; nothing was saved. Resume from the last checkpoint with "
     "update.gradient_checkpointing=on, a smaller update.tokens_per_microbatch or a smaller engine.vllm.kv_cache_gib"
 )
 
@@ -141,8 +140,11 @@ class Trainer:
 
     def _accumulate(self, items: Sequence[Item], sums: _Sums, step: int) -> None:
         """Add the gradients of sum_o L_o (Eq. 3, not divided yet) and its statistics."""
-        for micro in self._microbatches(items):
-            self._backward(micro, sums, step)
+        try:
+            for micro in self._microbatches(items):
+                self._backward(micro, sums, step)
+        except torch.OutOfMemoryError as error:
+            raise TrainingError(f"step {step + 1}: {_OUT_OF_MEMORY}") from error
 
     def _apply(self, sums: _Sums, step: int) -> list[float]:
         """Divide the gradients, sum them over workers, clip, step; the gradient's norm, or nothing without rollouts."""
@@ -203,10 +205,7 @@ class Trainer:
         )
         if not torch.isfinite(loss):
             raise TrainingError(_not_finite(step, "loss", loss.item()))
-        try:
-            loss.backward()
-        except torch.OutOfMemoryError as error:
-            raise TrainingError(f"step {step + 1}: {_OUT_OF_MEMORY}") from error
+        loss.backward()
         sums.objective = sums.objective + objective
         if engine_logprobs is not None:
             sums.gaps = sums.gaps + GapSums.measure(trainer_logprobs.detach(), engine_logprobs, mask)

@@ -236,6 +236,19 @@ def test_a_backward_pass_that_runs_out_of_memory_says_what_to_change(monkeypatch
     assert largest_difference(start, weights(backbone)) == 0
 
 
+def test_a_row_that_fits_in_no_way_says_what_to_change(monkeypatch):
+    """Out of memory even with every layer recomputed."""
+    backbone = tiny_backbone()
+
+    def never(batch, adapter):
+        raise torch.OutOfMemoryError("made up")
+
+    monkeypatch.setattr(backbone, "completion_logprobs", never)
+    config = changed(UPDATE, gradient_checkpointing="auto")
+    with pytest.raises(TrainingError, match=r"update\.tokens_per_microbatch"):
+        Trainer(backbone, config, 10).update(some_rollouts(backbone, 2), 0)
+
+
 def test_memory_of_a_container_counts_on_a_cpu(monkeypatch, tmp_path):
     """A small container on a large host has what its own limit leaves."""
     (tmp_path / "memory.max").write_text("3000\n")

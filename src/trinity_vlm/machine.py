@@ -10,10 +10,15 @@ import shutil
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import psutil
 
+if TYPE_CHECKING:
+    import torch
+
 GIB = 2**30
+CGROUP = Path("/sys/fs/cgroup")
 REQUIRED = {
     "python": ("3.11", "3.12"),
     "torch": ("2.11", "2.13"),
@@ -112,12 +117,32 @@ def inspect_machine(run_dir: Path) -> Machine:
         gpus=gpus(),
         cpu_cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
         memory_gib=memory.total / GIB,
-        free_memory_gib=memory.available / GIB,
+        free_memory_gib=_free_host_bytes() / GIB,
         shared_memory_gib=shutil.disk_usage(SHARED_MEMORY).total / GIB if SHARED_MEMORY.is_dir() else None,
         disk_path=str(run_dir),
         disk_gib=shutil.disk_usage(place).free / GIB,
         compiler=find_compiler(),
     )
+
+
+def free_memory(device: torch.device) -> float:
+    """Bytes that this process can allocate on ``device`` right now, its allocator's own reserves included."""
+    import torch
+
+    if device.type != "cuda":
+        return _free_host_bytes()
+    unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return float(torch.cuda.mem_get_info(device)[0] + unused)
+
+
+def _free_host_bytes() -> float:
+    """What is available, and no more than a container's limit leaves."""
+    available = float(psutil.virtual_memory().available)
+    try:
+        limit, used = ((CGROUP / name).read_text().strip() for name in ("memory.max", "memory.current"))
+    except OSError:
+        return available
+    return available if limit == "max" else min(available, float(limit) - float(used))
 
 
 def find_compiler() -> str | None:

@@ -72,8 +72,7 @@ class LateUpdate:
 class EarlyUpdate:
     """Backward passes in a thread of their own, one episode after the other, while other episodes generate.
 
-    The engine must have a model of its own. Adds ``seconds/backward``: time in these passes, most of it beside others'
-    generation.
+    The engine must have a model of its own. Adds ``seconds/backward``: time in these passes.
     """
 
     def __init__(self, trainer: Trainer, step: int) -> None:

@@ -12,10 +12,8 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
-import psutil
 import torch
 from torch import Tensor
 
@@ -23,6 +21,7 @@ from trinity_vlm.backbone import Backbone, Batch, EncodedPrompt
 from trinity_vlm.checkpoint import load_optimizer, optimizer_tensors
 from trinity_vlm.config import UpdateConfig
 from trinity_vlm.errors import TrainingError
+from trinity_vlm.machine import free_memory
 from trinity_vlm.microbatches import SHORT_ROW_TOKENS, Item, Pack, collate_packs, microbatches, packs
 from trinity_vlm.objective import ObjectiveSums, gspo_loss, importance_weights
 from trinity_vlm.types import POLICY, Role, Rollout
@@ -33,28 +32,10 @@ _NO_LOGPROBS = "this needs the engine's log-probabilities, but the engine return
 USABLE_MEMORY = 0.85
 """Share of the free memory that one micro-batch's activations may be planned to take."""
 
-CGROUP = Path("/sys/fs/cgroup")
 _OUT_OF_MEMORY = (
     "the update ran out of GPU memory; nothing was saved. Resume from the last checkpoint with "
     "update.gradient_checkpointing=on, a smaller update.tokens_per_microbatch or a smaller engine.vllm.kv_cache_gib"
 )
-
-
-def free_memory(device: torch.device) -> float:
-    """Bytes that can be allocated on ``device`` right now: the allocator's own reserves included, and no more than a
-    container's limit."""
-    if device.type != "cuda":
-        return min(float(psutil.virtual_memory().available), _left_in_container())
-    unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    return float(torch.cuda.mem_get_info(device)[0] + unused)
-
-
-def _left_in_container() -> float:
-    try:
-        limit, used = ((CGROUP / name).read_text().strip() for name in ("memory.max", "memory.current"))
-    except OSError:
-        return math.inf
-    return math.inf if limit == "max" else float(limit) - float(used)
 
 
 def learning_rate(base: float, step: int, total: int, warmup: int) -> float:

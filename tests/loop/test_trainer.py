@@ -11,6 +11,7 @@ import torch
 import torch.multiprocessing as mp
 from loop_factory import UPDATE, largest_difference, relative_difference, rollout, some_rollouts, tiny_backbone, weights
 
+from trinity_vlm import machine
 from trinity_vlm import trainer as trainer_module
 from trinity_vlm.errors import TrainingError
 from trinity_vlm.trainer import Trainer, learning_rate, trained_role
@@ -253,10 +254,11 @@ def test_memory_of_a_container_counts_on_a_cpu(monkeypatch, tmp_path):
     """A small container on a large host has what its own limit leaves."""
     (tmp_path / "memory.max").write_text("3000\n")
     (tmp_path / "memory.current").write_text("1000\n")
-    monkeypatch.setattr(trainer_module, "CGROUP", tmp_path)
-    assert trainer_module.free_memory(torch.device("cpu")) == 2000
+    monkeypatch.setattr(machine, "CGROUP", tmp_path)
+    assert machine.free_memory(torch.device("cpu")) == 2000
+    assert machine.inspect_machine(tmp_path).free_memory_gib == 2000 / 2**30, "doctor says the same"
     (tmp_path / "memory.max").write_text("max\n")
-    assert trainer_module.free_memory(torch.device("cpu")) > 2000
+    assert machine.free_memory(torch.device("cpu")) > 2000
 
 
 def test_a_forward_pass_that_runs_out_of_memory_is_repeated_with_recomputed_layers(monkeypatch):

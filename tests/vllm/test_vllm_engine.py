@@ -11,10 +11,10 @@ from dataclasses import replace
 
 import pytest
 import torch
+from adapters_factory import adapted_backbone, random_state
 from loop_factory import picture
 
 from trinity_vlm.assembly import make_cast
-from trinity_vlm.backbone import Backbone
 from trinity_vlm.config import load_config
 from trinity_vlm.engine.parity import parity_gaps, require_parity
 from trinity_vlm.engine.protocol import Engine, GenerationRequest, Sampling
@@ -46,12 +46,7 @@ SCHEMA = {
 
 @pytest.fixture(scope="module")
 def backbone():
-    """A policy of rank 8 and a verifier of rank 16, both visibly different from the base."""
-    backbone = Backbone.load(CONFIG.model, CONFIG.lora.model_copy(update={"rank": 8, "alpha": 16.0}))
-    backbone.add_adapter(VERIFIER, 16, 16.0)
-    for seed, name in enumerate((POLICY, VERIFIER)):
-        backbone.load_adapter_state(name, random_state(backbone, name, seed))
-    return backbone
+    return adapted_backbone(CONFIG)
 
 
 @pytest.fixture(scope="module")
@@ -66,11 +61,6 @@ def versions(backbone, engine):
     """Loads numbered policies; the backbone's own comes back afterwards."""
     yield lambda seed: engine.load_adapter(POLICY, seed, random_state(backbone, POLICY, seed))
     engine.load_adapter(POLICY, 0, backbone.adapter_state(POLICY))
-
-
-def random_state(backbone, name, seed, scale=0.05):
-    generator = torch.Generator().manual_seed(seed)
-    return {k: torch.randn(v.shape, generator=generator) * scale for k, v in backbone.adapter_state(name).items()}
 
 
 def prompt(text="How many red circles are there?", image=1):

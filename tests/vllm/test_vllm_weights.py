@@ -8,10 +8,9 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-import torch
+from adapters_factory import adapted_backbone, random_state
 from loop_factory import picture
 
-from trinity_vlm.backbone import Backbone
 from trinity_vlm.config import load_config
 from trinity_vlm.engine.protocol import GenerationRequest, Sampling
 from trinity_vlm.engine.transformers_engine import TransformersEngine
@@ -31,16 +30,7 @@ PARITY = 5e-4
 
 @pytest.fixture(scope="module")
 def backbone():
-    backbone = Backbone.load(CONFIG.model, CONFIG.lora.model_copy(update={"rank": 8, "alpha": 16.0}))
-    backbone.add_adapter(VERIFIER, 16, 16.0)
-    for seed, name in enumerate((POLICY, VERIFIER)):
-        backbone.load_adapter_state(name, random_state(backbone, name, seed))
-    return backbone
-
-
-def random_state(backbone, name, seed):
-    generator = torch.Generator().manual_seed(seed)
-    return {k: torch.randn(v.shape, generator=generator) * 0.05 for k, v in backbone.adapter_state(name).items()}
+    return adapted_backbone(CONFIG)
 
 
 def requests(adapter):

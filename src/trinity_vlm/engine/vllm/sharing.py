@@ -14,6 +14,7 @@ else. Views need CUDA's plain caching allocator on vLLM's side (no expandable se
 
 from __future__ import annotations
 
+import math
 import pickle
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -106,8 +107,8 @@ def _place(name: str, shapes: Mapping[str, Shape]) -> tuple[str, int]:
 
 
 def _holds(whole: Shape, part: Shape, start: int) -> bool:
-    width = lambda shape: torch.Size(shape[1:]).numel()  # noqa: E731
-    return bool(whole) and start + part[0] <= whole[0] and width(whole) == width(part)
+    same_width = math.prod(whole[1:]) == math.prod(part[1:])
+    return bool(whole) and start + part[0] <= whole[0] and same_width
 
 
 def named_weights(model: nn.Module) -> dict[str, Tensor]:

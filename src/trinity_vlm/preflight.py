@@ -13,7 +13,7 @@ from trinity_vlm.engine.parity import PARITY_BOUNDS, Gap, parity_gaps, require_p
 from trinity_vlm.engine_settings import ENGINES_WITH_THEIR_OWN_MODEL
 from trinity_vlm.errors import TrainingError
 from trinity_vlm.recording import Reporter
-from trinity_vlm.types import POLICY, Role
+from trinity_vlm.types import POLICY, VERIFIER, Prompt, Role
 
 BLANK_IMAGE_GAP = 1e-4
 PARITY_IMAGES = 4
@@ -35,23 +35,43 @@ def check_that_images_matter(system: System, reporter: Reporter) -> None:
 def check_that_the_engine_agrees(system: System, reporter: Reporter) -> None:
     """Stop before step 1 when an engine with a model of its own gives other log-probabilities than the trainer's.
 
-    The same tokens, with images and without; ``check_that_the_engine_still_agrees`` follows after each step.
+    The same tokens, with images and without, under the policy, and under the Verifier where it is our own adapter;
+    ``check_that_the_engine_still_agrees`` follows after each step.
     """
     if system.config.engine.kind not in ENGINES_WITH_THEIR_OWN_MODEL:
         return
     images = open_stream(system.config, system.backbone, system.workers).take(PARITY_IMAGES)
-    prompts = [system.cast.questioner.prompt(image) for image in images]
-    prompts += [system.cast.verifier.equivalence_prompt("How many?", "2", word) for word in ("two", "3")]
-    gaps = asyncio.run(parity_gaps(system.engine, system.backbone, prompts, POLICY, system.config.seed))
-    found = ", ".join(f"{gap.mean:.2g} with {kind} prompts" for kind, gap in gaps.items())
-    reporter.note(f"parity check: engine and trainer differ by {found} (nat a token)")
-    require_parity(gaps, PARITY_BOUNDS[system.backbone.dtype])
+    prompts = [system.cast.questioner.prompt(image) for image in images] + _verifier_prompts(system, 2)
+    for adapter in (POLICY, VERIFIER) if _verifier_is_ours(system) else (POLICY,):
+        gaps = asyncio.run(parity_gaps(system.engine, system.backbone, prompts, adapter, system.config.seed))
+        found = ", ".join(f"{gap.mean:.2g} with {kind} prompts" for kind, gap in gaps.items())
+        reporter.note(f"parity check, {adapter}: engine and trainer differ by {found} (nat a token)")
+        require_parity(gaps, PARITY_BOUNDS[system.backbone.dtype], adapter)
 
 
 def check_that_the_engine_still_agrees(system: System, metrics: Mapping[str, float]) -> None:
-    """Stop when a step's rollouts came with other log-probabilities than the trainer's: a stale or deaf adapter."""
-    if system.config.engine.kind not in ENGINES_WITH_THEIR_OWN_MODEL or "engine_gap" not in metrics:
+    """Stop when a step's rollouts came with other log-probabilities than the trainer's: a stale or deaf adapter.
+
+    Verdicts come without any. So the servers, each of them, are asked again for what the Verifier's new average says;
+    the engine in this process looks at every adapter as it loads it.
+    """
+    if system.config.engine.kind not in ENGINES_WITH_THEIR_OWN_MODEL:
         return
-    tokens = int(sum(metrics[f"completion_tokens/{role}"] for role in Role))
-    gap = Gap(metrics["engine_gap"], metrics["engine_gap_max"], tokens)
-    require_parity({"this step's": gap}, PARITY_BOUNDS[system.backbone.dtype])
+    bound = PARITY_BOUNDS[system.backbone.dtype]
+    if "engine_gap" in metrics:
+        tokens = int(sum(metrics[f"completion_tokens/{role}"] for role in Role))
+        require_parity({"this step's": Gap(metrics["engine_gap"], metrics["engine_gap_max"], tokens)}, bound)
+    servers = system.config.engine.servers
+    if servers is not None and _verifier_is_ours(system):
+        prompts = _verifier_prompts(system, max(2, len(servers.urls)))
+        gaps = asyncio.run(parity_gaps(system.engine, system.backbone, prompts, VERIFIER, system.config.seed))
+        require_parity(gaps, bound, VERIFIER)
+
+
+def _verifier_is_ours(system: System) -> bool:
+    return system.config.roles.verifier_engine is None
+
+
+def _verifier_prompts(system: System, count: int) -> list[Prompt]:
+    words = ["two", *map(str, range(3, count + 2))]
+    return [system.cast.verifier.equivalence_prompt("How many?", "2", word) for word in words]

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import reduce
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from tiny_families import ask, picture
 
 from trinity_vlm.backbone import EncodedPrompt
 from trinity_vlm.engine.decoding import Row, prefill
 from trinity_vlm.engine.kv_cache import growing_cache
-from trinity_vlm.engine.prefixes import split_prompts
+from trinity_vlm.engine.prefixes import Beginnings, split_prompts
 from trinity_vlm.engine.protocol import Sampling
 
 COMMON = "Look at the picture closely and answer the question in a word or two. "
@@ -73,3 +76,32 @@ def test_split_prefill_equals_the_whole(players, extra, monkeypatch):
             for mask, kv in ((shared.mask, shared.cache), (batch.attention_mask, cache))
         ]
         torch.testing.assert_close(after[0], after[1], atol=1e-4, rtol=1e-4)
+
+
+def made_up(image, *ids):
+    """A text-only prompt of the given ids that is said to belong to an image."""
+    return EncodedPrompt(ids, {}, image, image)
+
+
+def test_the_width_of_split_prompts_is_the_longest_beginning_and_the_longest_rest():
+    """By hand: three prompts of image a share 8 ids, with rests of 2; two of image b share 2, with rests of 1 and 6.
+    16 + 2 ids of 41 are saved, enough: 8 + 6 = 14 columns, though no prompt has more than 10. With two of image a only
+    8 + 2 of 31 would be saved, less than a third: nothing is split."""
+    begin = tuple(range(8))
+    a = [made_up("a", *begin, 20 + i, 30) for i in range(3)]
+    b = [made_up("b", 1, 2, 3), made_up("b", 1, 2, *range(40, 46))]
+    found = reduce(Beginnings.joined, [*a, *b], Beginnings())
+    assert (found.longest, found.width) == (10, 14)
+    assert reduce(Beginnings.joined, [*a, *b, a[0], b[1]], Beginnings()) == found
+    assert reduce(Beginnings.joined, [*a[:2], *b], Beginnings()).width == 10
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.tuples(st.integers(1, 2), st.integers(0, 60), st.text("xyz", max_size=40)), min_size=1, max_size=7))
+def test_the_width_foretold_is_that_of_the_prefill(players, texts):
+    """Whatever the prompts of two pictures share, split or not, repeated or not."""
+    encoded = prompts_of(players, [(COMMON[:shared] + rest, image) for image, shared, rest in texts])
+    rows = [Row(prompt, Sampling(0.0, 1.0, 0, 4), 0, 4) for prompt in encoded]
+    with torch.no_grad():
+        width = prefill(players, rows).mask.shape[1]
+    assert reduce(Beginnings.joined, encoded, Beginnings()).width == width

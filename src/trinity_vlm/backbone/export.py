@@ -9,6 +9,8 @@ from pathlib import Path
 
 import torch
 from torch import nn
+from transformers import AutoProcessor
+from transformers.utils import is_torchvision_available
 
 from trinity_vlm.backbone.core import Backbone
 from trinity_vlm.backbone.loading import load_model, resolve_path
@@ -54,6 +56,20 @@ def save_merged(factors: Mapping[str, LowRank], config: ModelConfig, folder: Pat
     base.to(dtype).save_pretrained(str(folder))  # type: ignore[operator]
     _copy_side_files(config, folder)
     return report
+
+
+def needs_torchvision(folder: Path) -> bool:
+    """Whether ``AutoProcessor`` can't load the directory for want of torchvision in this environment.
+
+    The families that also take videos need it for their video part alone: tokenizer and image processor load by
+    ``AutoTokenizer`` and ``AutoImageProcessor``, and the whole by ``load_processor``.
+    """
+    if is_torchvision_available():
+        return False
+    try:
+        return not hasattr(AutoProcessor.from_pretrained(folder), "image_processor")
+    except ImportError:
+        return True
 
 
 @torch.no_grad()

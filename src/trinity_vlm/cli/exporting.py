@@ -37,7 +37,8 @@ def export(
         trinity-vlm export runs/demo --what merged --out solver          loads in transformers and vLLM
         trinity-vlm export runs/demo --what pairs --out pairs.parquet    loads with datasets.load_dataset("parquet")
 
-    The best checkpoint by held-out accuracy is used, else the latest.
+    The best checkpoint by held-out accuracy is used, else the latest. Where a family also takes videos (Qwen-VL),
+    AutoProcessor needs torchvision to load a merged model's processor; AutoImageProcessor and AutoTokenizer do not.
     """
     if images and what is not What.PAIRS:
         raise UserError("--images goes with --what pairs only: an adapter or a model holds no pictures")
@@ -50,7 +51,7 @@ def export(
         console.print(f"{count} verified question-answer pairs written to {out}")
         return
     from trinity_vlm.assembly import open_backbone
-    from trinity_vlm.backbone.export import save_adapter, save_merged
+    from trinity_vlm.backbone.export import needs_torchvision, save_adapter, save_merged
     from trinity_vlm.recovery import load_adapters
     from trinity_vlm.types import POLICY
 
@@ -67,3 +68,9 @@ def export(
     )
     if report.survived < 0.9:
         console.print("much of the change is lost in rounding: prefer --what adapter", style="yellow")
+    if needs_torchvision(out):
+        console.print(
+            "AutoProcessor can't load it in this environment: its video part needs torchvision. For images and text "
+            "AutoImageProcessor and AutoTokenizer do without",
+            style="yellow",
+        )

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import reduce
 from itertools import takewhile
 
 import torch
@@ -22,32 +23,82 @@ class SplitPrompts:
     prefix_of: tuple[int, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class _Alike:
+    """Distinct prompts of one image.
+
+    seen: their ids; common: ids they all begin with, short of the whole of any; longest: tokens of the longest
+    pictures: tokens up to the last, in any of them, that is not text
+    """
+
+    seen: frozenset[tuple[int, ...]]
+    common: tuple[int, ...]
+    longest: int
+    pictures: int
+
+    def joined(self, prompt: EncodedPrompt) -> _Alike:
+        ids, pairs = prompt.input_ids, zip(self.common, prompt.input_ids[:-1], strict=False)
+        common = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+        longest, pictures = max(self.longest, len(ids)), max(self.pictures, _pictures(prompt))
+        return _Alike(self.seen | {ids}, self.common[:common], longest, pictures)
+
+
+@dataclass(frozen=True, slots=True)
+class Beginnings:
+    """What prompts begin with, by image; a prompt that comes again changes nothing.
+
+    tokens: of all prompts; longest: of the longest
+    """
+
+    by_image: Mapping[str, _Alike] = field(default_factory=dict)
+    tokens: int = 0
+    longest: int = 0
+
+    def joined(self, prompt: EncodedPrompt) -> Beginnings:
+        """With one more prompt."""
+        key, ids = str(prompt.image_key), prompt.input_ids
+        alike = self.by_image.get(key) or _Alike(frozenset(), ids[:-1], 0, 0)
+        if ids in alike.seen:
+            return self
+        by_image = {**self.by_image, key: alike.joined(prompt)}
+        return Beginnings(by_image, self.tokens + len(ids), max(self.longest, len(ids)))
+
+    @property
+    def pays(self) -> bool:
+        """Whether a split saves a third of the tokens, and leaves every picture in a beginning."""
+        groups = self.by_image.values()
+        saved = sum(len(g.common) * (len(g.seen) - 1) for g in groups)
+        return saved >= _MIN_SAVED * self.tokens and all(g.pictures <= len(g.common) for g in groups)
+
+    @property
+    def width(self) -> int:
+        """Columns that every prompt takes: split, those of the longest beginning and of the longest rest."""
+        if not self.pays:
+            return self.longest
+        groups = self.by_image.values()
+        return max(len(g.common) for g in groups) + max(g.longest - len(g.common) for g in groups)
+
+
 def split_prompts(prompts: Sequence[EncodedPrompt]) -> SplitPrompts | None:
     """The distinct prompts split where those of one image part; None unless it saves a third of their tokens.
 
     A rest holds at least one token, and text only.
     """
-    groups: dict[str, list[EncodedPrompt]] = {}
-    for prompt in prompts:
-        groups.setdefault(str(prompt.image_key), []).append(prompt)
-    lengths = {key: _common_length([p.input_ids for p in group]) for key, group in groups.items()}
-    saved = sum(lengths[key] * (len(group) - 1) for key, group in groups.items())
-    if saved < _MIN_SAVED * sum(len(p.input_ids) for p in prompts):
+    beginnings = reduce(Beginnings.joined, prompts, Beginnings())
+    if not beginnings.pays:
         return None
-    cuts = [lengths[str(p.image_key)] for p in prompts]
-    suffixes = tuple(_part(p, slice(cut, None)) for p, cut in zip(prompts, cuts, strict=True))
-    if any(bool(values.any()) for suffix in suffixes for values in suffix.token_inputs.values()):
-        return None
-    prefixes = tuple(_part(group[0], slice(lengths[key])) for key, group in groups.items())
-    index = {key: i for i, key in enumerate(groups)}
+    index = {key: i for i, key in enumerate(beginnings.by_image)}
+    prefix_of = tuple(index[str(p.image_key)] for p in prompts)
+    cuts = [len(alike.common) for alike in beginnings.by_image.values()]
+    prefixes = tuple(_part(prompts[prefix_of.index(i)], slice(cut)) for i, cut in enumerate(cuts))
+    suffixes = tuple(_part(p, slice(cuts[i], None)) for p, i in zip(prompts, prefix_of, strict=True))
     texts = tuple(replace(s, image_inputs={}, image_uid=None, image_key=None, token_inputs={}) for s in suffixes)
-    return SplitPrompts(prefixes, texts, tuple(index[str(p.image_key)] for p in prompts))
+    return SplitPrompts(prefixes, texts, prefix_of)
 
 
-def _common_length(sequences: Sequence[tuple[int, ...]]) -> int:
-    """Tokens all sequences begin with, short of the whole of any."""
-    same = takewhile(lambda tokens: len(set(tokens)) == 1, zip(*sequences, strict=False))
-    return min(sum(1 for _ in same), min(map(len, sequences)) - 1)
+def _pictures(prompt: EncodedPrompt) -> int:
+    """Tokens up to the last that is not text; token inputs are 0 on text."""
+    return max((int(v.nonzero().max()) + 1 for v in prompt.token_inputs.values() if v.any()), default=0)
 
 
 def _part(prompt: EncodedPrompt, part: slice) -> EncodedPrompt:

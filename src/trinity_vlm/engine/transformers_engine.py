@@ -23,6 +23,7 @@ from trinity_vlm.engine.constrained import Constraint, Grammars
 from trinity_vlm.engine.decoding import Row, decode
 from trinity_vlm.engine.graphs import StaticDecoder
 from trinity_vlm.engine.kv_cache import cache_tokens
+from trinity_vlm.engine.prefixes import Beginnings
 from trinity_vlm.engine.protocol import GenerationRequest
 from trinity_vlm.errors import EngineError
 from trinity_vlm.seeds import derive_seed
@@ -114,18 +115,22 @@ class TransformersEngine:
             groups.setdefault((job.request.adapter, job.request.json_schema is not None), []).extend(job.rows)
         for (adapter, _), rows in groups.items():
             batch: list[Row] = []
+            beginnings = Beginnings()
             for row in sorted(rows, key=lambda r: len(r.prompt.input_ids)):
-                if batch and not self._fits(batch, row):
+                joined = beginnings.joined(row.prompt)
+                if batch and not self._fits(batch, row, joined):
                     yield adapter, batch
-                    batch = []
+                    batch, joined = [], Beginnings().joined(row.prompt)
                 batch.append(row)
+                beginnings = joined
             yield adapter, batch
 
-    def _fits(self, batch: Sequence[Row], row: Row) -> bool:
-        """Whether a row with a prompt at least as long as theirs may join."""
+    def _fits(self, batch: Sequence[Row], row: Row, joined: Beginnings) -> bool:
+        """Whether a row with a prompt at least as long as theirs may join; ``joined``: of all their prompts."""
         if len(row.prompt.input_ids) > _LENGTH_SPREAD * len(batch[0].prompt.input_ids):
             return False
-        tokens = len(row.prompt.input_ids) + max(r.budget for r in (*batch, row))
+        prompt = joined.width if self.backbone.shares_prompts else joined.longest
+        tokens = prompt + max(r.budget for r in (*batch, row))
         limit = max(1, self._cache_tokens // tokens) if self._cache_tokens else self._max_batch_sequences
         return len(batch) < min(limit, self._max_batch_sequences)
 

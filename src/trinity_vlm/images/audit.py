@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from trinity_vlm.config import ImagesConfig
-from trinity_vlm.images.decode import BadImage, DecodeLimits, decode_image
-from trinity_vlm.images.resize import GridSize
+from trinity_vlm.images.decode import BadImage
+from trinity_vlm.images.resize import GridSize, load_sized
 from trinity_vlm.images.source import ImageSource, Row, load_rows
 from trinity_vlm.seeds import derive_seed
 
@@ -49,19 +49,18 @@ def audit(
     sample: int | None = None,
     progress: Callable[[ImageAudit], None] = lambda report: None,
 ) -> ImageAudit:
-    """Decode every image, or a random ``sample`` of at most that many; ``progress`` is told after each one."""
-    report, limits = ImageAudit(), DecodeLimits.from_config(config)
+    """Load every image as a run would, or a random ``sample`` of at most that many; ``progress`` is told after each."""
+    report = ImageAudit()
     for row in _rows(source, sample):
         try:
-            size = decode_image(row.read(), limits).size
-            resized = size if grid is None else grid.size_for(*size)
+            found = load_sized(row.read(), config, grid)
         except BadImage as bad:
             report.reasons[bad.reason] += 1
             if len(report.examples) < MAX_EXAMPLES:
                 report.examples.append((row.uid, bad.reason))
         else:
-            report.stored[size] += 1
-            report.resized[resized] += 1
+            report.stored[found.size] += 1
+            report.resized[found.pixels.size] += 1
         progress(report)
     return report
 

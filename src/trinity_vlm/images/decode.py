@@ -37,6 +37,12 @@ UPRIGHT = {
     7: Image.Transpose.TRANSVERSE,
     8: Image.Transpose.ROTATE_90,
 }
+SIDEWAYS = (
+    Image.Transpose.TRANSPOSE,
+    Image.Transpose.ROTATE_270,
+    Image.Transpose.TRANSVERSE,
+    Image.Transpose.ROTATE_90,
+)
 DISPLAY_PERCENTILES = (0.5, 99.5)
 MAX_PERCENTILE_SAMPLES = 4_000_000
 
@@ -75,7 +81,20 @@ class DecodeLimits:
         return cls(config.min_side, config.max_decode_pixels, config.max_aspect_ratio, draft_pixels)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Decoded:
+    """A picture, upright, and its whole (width, height), also where a JPEG was decoded at a reduced scale."""
+
+    pixels: Image.Image
+    size: tuple[int, int]
+
+
 def decode_image(data: ImageData, limits: DecodeLimits) -> Image.Image:
+    """The pixels that ``decode`` gives."""
+    return decode(data, limits).pixels
+
+
+def decode(data: ImageData, limits: DecodeLimits) -> Decoded:
     """Decode encoded bytes, a file, or take an already decoded picture; the result is RGB and carries no metadata.
 
     Raises BadImage, and nothing else, whatever the bytes are.
@@ -122,15 +141,19 @@ def _tells_truncation(error: Exception) -> bool:
     return "truncated" in text or "not enough" in text or "premature" in text
 
 
-def _prepare(image: Image.Image, limits: DecodeLimits) -> Image.Image:
+def _prepare(image: Image.Image, limits: DecodeLimits) -> Decoded:
     _check_size(image.size, limits)
+    whole, drafted = image.size, False
     if limits.draft_pixels is not None:
         _draft(image, limits.draft_pixels)
+        drafted = image.size != whole
     image.load()
-    upright = _upright(image)
-    rgb = _to_rgb(upright)
+    method = _turn(image)
+    rgb = _to_rgb(image if method is None else image.transpose(method))
     rgb.info = {}
-    return rgb
+    if not drafted:
+        return Decoded(rgb, rgb.size)
+    return Decoded(rgb, whole[::-1] if method in SIDEWAYS else whole)
 
 
 def _check_size(size: tuple[int, int], limits: DecodeLimits) -> None:
@@ -152,14 +175,12 @@ def _draft(image: Image.Image, pixels: int) -> None:
         image.draft(None, (math.ceil(width * scale), math.ceil(height * scale)))
 
 
-def _upright(image: Image.Image) -> Image.Image:
-    """Apply the EXIF orientation. Asked after loading: Pillow turns TIFF files itself and then drops their tag."""
+def _turn(image: Image.Image) -> Image.Transpose | None:
+    """What the EXIF orientation asks for. Asked after loading: Pillow turns TIFF files itself and drops their tag."""
     try:
-        orientation = image.getexif().get(ORIENTATION_TAG, 1)
+        return UPRIGHT.get(image.getexif().get(ORIENTATION_TAG, 1))
     except Exception:  # damaged metadata must not cost the picture
-        return image
-    method = UPRIGHT.get(orientation)
-    return image if method is None else image.transpose(method)
+        return None
 
 
 def _to_rgb(image: Image.Image) -> Image.Image:

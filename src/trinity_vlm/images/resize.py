@@ -10,7 +10,7 @@ from PIL import Image
 
 from trinity_vlm.config import ImagesConfig
 from trinity_vlm.errors import ConfigError
-from trinity_vlm.images.decode import BadImage, DecodeLimits, ImageData, decode_image
+from trinity_vlm.images.decode import BadImage, Decoded, DecodeLimits, ImageData, decode
 
 MAX_GRID_ASPECT = 200
 
@@ -83,21 +83,27 @@ def _nearest_grid(width: int, height: int, unit: int, min_pixels: int, max_pixel
     return columns * unit, rows * unit
 
 
-def resize_image(image: Image.Image, unit: int, min_pixels: int, max_pixels: int) -> Image.Image:
-    """Resize to ``smart_resize`` of its size by bicubic interpolation; the same object when nothing changes."""
-    size = smart_resize(image.width, image.height, unit, min_pixels, max_pixels)
+def resize_image(image: Image.Image, size: tuple[int, int]) -> Image.Image:
+    """Resize to (width, height) by bicubic interpolation; the same object when nothing changes."""
     return image if size == image.size else image.resize(size, Image.Resampling.BICUBIC)
 
 
 def load_image(data: ImageData, config: ImagesConfig, grid: GridSize | None) -> Image.Image:
-    """Decode and, given a grid, resize: what the model sees of an image, whichever way the image came.
+    """The pixels that ``load_sized`` gives."""
+    return load_sized(data, config, grid).pixels
 
-    JPEGs far above the grid are decoded at a reduced scale. Raises BadImage.
+
+def load_sized(data: ImageData, config: ImagesConfig, grid: GridSize | None) -> Decoded:
+    """Decode and, given a grid, resize: what the model sees of an image, whichever way the image came, and the size
+    that the image had before.
+
+    JPEGs far above the grid are decoded at a reduced scale, which rounds their sides; they are resized to what the
+    grid makes of the whole size all the same. Raises BadImage.
     """
     if grid is None:
-        return decode_image(data, DecodeLimits.from_config(config))
-    pixels = decode_image(data, DecodeLimits.from_config(config, grid.max_pixels))
-    return resize_image(pixels, grid.unit, grid.min_pixels, grid.max_pixels)
+        return decode(data, DecodeLimits.from_config(config))
+    found = decode(data, DecodeLimits.from_config(config, grid.max_pixels))
+    return Decoded(resize_image(found.pixels, grid.size_for(*found.size)), found.size)
 
 
 def thumbnail(image: Image.Image, side: int) -> bytes:

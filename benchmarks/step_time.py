@@ -1,14 +1,14 @@
 """Seconds per outer step of the tiny preset, by phase, and tokens per second. Timings are noisy on shared machines.
 
-    python benchmarks/step_time.py [steps] [KEY=VALUE ...]
+    python benchmarks/step_time.py [STEPS] [KEY=VALUE ...]
     OMP_NUM_THREADS=1 torchrun --standalone --nproc-per-node 2 benchmarks/step_time.py      # one worker a core
 
 The bar on two cores: at most 6 s a step with 8 images, G = 4, K = 4.
 """
 
+import argparse
 import os
 import statistics
-import sys
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
@@ -21,8 +21,9 @@ from trinity_vlm.workers import Workers
 
 
 def main() -> None:
-    steps = int(sys.argv[1]) if len(sys.argv) > 1 else 8
-    config = load_config("tiny", ["evaluation.source=null", *sys.argv[2:]])
+    options = parse_options()
+    steps = options.steps
+    config = load_config("tiny", ["evaluation.source=null", *options.settings])
     workers = Workers.from_environment()
     with assemble(config, workers) as system:
         system.serve(0)
@@ -37,6 +38,16 @@ def main() -> None:
         print(f"{phase:<10} median {statistics.median(seconds):6.2f} s   worst {max(seconds):6.2f} s")
     tokens = sum(row[f"completion_tokens/{who}"] for row in rows for who in ("questioner", "solver", "verifier"))
     print(f"{tokens / sum(row['seconds/episodes'] for row in rows):.0f} generated tokens/s while episodes run")
+
+
+def parse_options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("steps", nargs="?", type=int, default=8, metavar="STEPS", help="timed after a first (8)")
+    parser.add_argument("settings", nargs="*", metavar="KEY=VALUE", help="changes to the preset")
+    options = parser.parse_args()
+    if options.steps < 1:
+        parser.error(f"STEPS={options.steps}: at least 1")
+    return options
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ from __future__ import annotations
 from trinity_vlm.backbone.shapes import read_shape
 from trinity_vlm.config import Config
 from trinity_vlm.errors import ConfigError, ModelLoadError
-from trinity_vlm.machine import NO_COMPILER, Gpu, current_gpu, find_compiler
+from trinity_vlm.machine import Gpu, current_gpu, find_compiler
 from trinity_vlm.memory_plan import MemoryPlan, plan_memory, planned_kv_gib, small_cache
 from trinity_vlm.model_shapes import ModelShape
 
@@ -32,10 +32,28 @@ def check_plan(config: Config, workers: int = 1) -> None:
 
 
 def check_compiler(config: Config) -> None:
-    """Raise ConfigError when an update with compiled layers would find no C compiler on a machine with a GPU."""
-    compiles = config.update.compile_layers and config.model.device != "cpu" and current_gpu() is not None
-    if compiles and find_compiler() is None:
-        raise ConfigError(NO_COMPILER)
+    """Raise ConfigError when the run would find no C compiler on a machine with a GPU, and needs one."""
+    if (problem := lacks_compiler(config)) and current_gpu() is not None and find_compiler() is None:
+        raise ConfigError(problem)
+
+
+def lacks_compiler(config: Config) -> str | None:
+    """What to say of a run on a GPU without a C compiler; None where the run needs none.
+
+    Triton compiles a small C module to launch its kernels: those of compiled layers, and vLLM's own, which it has for
+    adapters even with ``engine.vllm.enforce_eager``.
+    """
+    ways_out = {}
+    if config.update.compile_layers:
+        ways_out["update.compile_layers=true"] = "update.compile_layers=false"
+    if config.engine.kind == "vllm":
+        ways_out["engine.kind=vllm"] = "engine.kind=transformers"
+    if not ways_out or config.model.device == "cpu":
+        return None
+    return (
+        f"{' and '.join(ways_out)}: on a GPU Triton needs a C compiler to launch its kernels, and there is none ($CC "
+        f"if it is set, else gcc or clang); install a C compiler such as gcc, or set {' '.join(ways_out.values())}"
+    )
 
 
 def with_planned_cache(config: Config, workers: int = 1) -> Config:

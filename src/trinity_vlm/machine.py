@@ -39,10 +39,6 @@ EXTRAS = {
 SHARED_MEMORY = Path("/dev/shm")
 SMALL_SHARED_MEMORY_GIB = 2.0
 """Adapters of an 8B model travel through it, both with their next versions: 1 GiB."""
-NO_COMPILER = (
-    "update.compile_layers=true: on a GPU it needs a C compiler, and there is none ($CC if it is set, else gcc or "
-    "clang); install a C compiler such as gcc, or set update.compile_layers=false"
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +142,7 @@ def _free_host_bytes() -> float:
 
 
 def find_compiler() -> str | None:
-    """The C compiler that Triton takes for the kernels of compiled layers: $CC if it is set, else gcc, else clang."""
+    """The C compiler that Triton takes to load its kernels: $CC if it is set, else gcc, else clang."""
     named = os.environ.get("CC")
     names = ("gcc", "clang") if named is None else (named,)
     return next((path for name in names if (path := shutil.which(name))), None)

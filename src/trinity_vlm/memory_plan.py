@@ -34,6 +34,10 @@ USABLE = 0.95
 
 CONTEXT_GIB, GRAPHS_GIB = 0.75, 1.0
 """Assumed: a process on a GPU with its libraries' workspaces, and captured decode steps."""
+NCCL_GIB = 1.25
+"""Assumed, of several workers: 32 channels to 4 neighbours (one of a ring, three of a tree) with 10 MiB each. Of these
+NCCL documents 4 MiB (NCCL_BUFFSIZE's default); the rest are its other protocols' buffers. It connects only the
+algorithms that it uses, so mostly it takes less; with NVLink's multicast it may take more."""
 FEATURE_CACHE_GIB = 2.0
 LOGIT_CHUNK_GIB = {True: 1.0, False: 0.125}
 """On a GPU, and on a CPU."""
@@ -150,7 +154,7 @@ def _weigh(demand: Demand, memory_gib: float) -> MemoryPlan:
 def _fixed_parts(demand: Demand) -> tuple[Part, ...]:
     """Everything but the key-value cache."""
     weights, adapters, update = _weights(demand), _adapters(demand), _update(demand)
-    parts = (weights, *adapters, *update, *_engine(demand), _overhead(demand))
+    parts = (weights, *adapters, *update, *_engine(demand), _overhead(demand), *_exchange(demand))
     if not demand.shares_weights:
         return parts
     later = sum(part.gib for part in update)
@@ -227,6 +231,13 @@ def _overhead(demand: Demand) -> Part:
     captures = (vllm and not demand.config.engine.vllm.enforce_eager) or (own and demand.config.engine.cuda_graphs)
     note = f"assumed: {'two processes' if vllm else 'one process'}{', captured graphs' if captures else ''}"
     return Part("CUDA contexts", (2 if vllm else 1) * CONTEXT_GIB + captures * GRAPHS_GIB, note)
+
+
+def _exchange(demand: Demand) -> tuple[Part, ...]:
+    """What workers need to sum their gradients; on a CPU they meet in host memory."""
+    if not demand.on_gpu or demand.workers == 1:
+        return ()
+    return (Part("NCCL's buffers", NCCL_GIB, f"assumed: {demand.workers} workers sum their gradients"),)
 
 
 def _cache_part(demand: Demand, memory_gib: float) -> tuple[Part, ...]:

@@ -5,8 +5,11 @@ import re
 
 import pytest
 from loop_factory import picture, write_images
+from transformers.utils import is_torchvision_available
 
-from trinity_vlm.cli.main import EXIT_USER, main
+from trinity_vlm import machine
+from trinity_vlm.cli.main import EXIT_FAILURE, EXIT_USER, main
+from trinity_vlm.machine import Gpu
 
 FAST = ["images.per_step=2", "roles.candidates=2", "roles.solutions=2", "evaluation.source=null", "steps=1"]
 
@@ -92,13 +95,46 @@ def test_a_folder_of_broken_pictures_stops_with_the_reasons(capsys, tmp_path):
     assert "undecodable" in text
 
 
-def test_dry_run_checks_and_writes_nothing(capsys, tmp_path):
+H200 = Gpu("Imagined H200", 139.8, 139.0)
+SMALL = Gpu("Imagined", 24.0, 23.5)
+
+
+@pytest.mark.parametrize(
+    ("preset", "overrides", "gpus", "code", "problem"),
+    [
+        ("tiny", (), (), 0, None),
+        ("tiny", (), (H200,), 0, None),
+        ("qwen3-vl-8b", (), (H200,), 0, None),
+        ("qwen3-vl-8b", (), (), EXIT_FAILURE, "no GPU here"),
+        ("qwen2.5-vl-7b", (), (), EXIT_FAILURE, "no GPU here"),
+        ("qwen3-vl-8b", (), (SMALL,), EXIT_FAILURE, "too much"),
+        ("tiny", ("tracking.trackers=[wandb]",), (), EXIT_FAILURE, "wandb: not installed"),
+    ],
+)
+def test_a_dry_run_tells_what_the_doctor_tells_and_writes_nothing(
+    capsys, monkeypatch, tmp_path, preset, overrides, gpus, code, problem
+):
+    """The same lines and the same exit code, after the checks of settings, prompts and images."""
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr(machine, "gpus", lambda: gpus)
+    monkeypatch.setattr(machine, "_free_host_bytes", lambda: 12 * machine.GIB)
+    found = machine._found
+    monkeypatch.setattr(machine, "_found", lambda modules: modules != ("wandb",) and found(modules))
     run_dir = tmp_path / "run"
-    folder = write_images(tmp_path / "pictures")
-    for preset in ("tiny", "qwen3-vl-8b", "qwen2.5-vl-7b"):
-        assert main(["train", preset, f"run_dir={run_dir}", f"images.source={folder}", "dry_run=true"]) == 0
-    assert "no weights were loaded" in capsys.readouterr().out
+    settings = [preset, f"run_dir={run_dir}", f"images.source={write_images(tmp_path / 'pictures')}", *overrides]
+    assert main(["train", *settings, "dry_run=true"]) == code
+    shown = capsys.readouterr().out
+    assert "no weights were loaded" in shown
+    assert (problem is None) is ("problem " not in shown)
+    assert problem is None or problem in " ".join(shown.split())
+    assert main(["doctor", *settings]) == code
+    assert without_disk(capsys.readouterr().out) == without_disk(shown[shown.index("this machine  ") :])
     assert not run_dir.exists()
+
+
+def without_disk(text):
+    """Another program may fill the disk meanwhile."""
+    return [line for line in text.splitlines() if not line.startswith("disk")]
 
 
 def test_a_dry_run_tells_which_templates_are_the_users(capsys, tmp_path):
@@ -153,7 +189,9 @@ def test_train_resume_play_solve_and_export_work_together(capsys, tmp_path):
     assert main(["play", str(image), "--run", str(run), "--save", str(tmp_path / "episode.parquet")]) == 0
     assert main(["solve", str(image), "How many circles are there?", "--run", str(run)]) == 0
     assert main(["export", str(run), "--out", str(tmp_path / "adapter")]) == 0
+    capsys.readouterr()
     assert main(["export", str(run), "--out", str(tmp_path / "merged"), "--what", "merged"]) == 0
+    assert ("needs torchvision" in " ".join(capsys.readouterr().out.split())) == (not is_torchvision_available())
     assert main(["export", str(run), "--out", str(tmp_path / "pairs.parquet"), "--what", "pairs"]) == 0
     assert json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())["peft_type"] == "LORA"
     assert (tmp_path / "merged" / "model.safetensors").exists()

@@ -78,6 +78,16 @@ def test_a_small_cache_that_nobody_set_is_told_as_unset(capsys, no_gpu, monkeypa
     assert "engine.vllm.kv_cache_gib is unset, 1 GiB on a CPU: that does not hold one sequence" in text
 
 
+def test_settings_that_help_are_told_as_alternatives(capsys):
+    """Only where there are several; each alone makes that difference."""
+    _, text = told(capsys, *ONE_8B, "engine.kind=vllm", "--gpu-gib", "80")
+    assert "faster model.max_pixels=262144 or roles.policy_tokens=6144 or images.per_step=8 each of these 3" in text
+    assert "each of these 3 lines is enough by itself verdict it fits" in text
+    _, text = told(capsys, *ONE_8B, "--gpu-gib", "50", "update.gradient_checkpointing=off", "engine.kind=vllm")
+    assert "instead update.gradient_checkpointing=auto" in text
+    assert "enough by itself" not in text
+
+
 def test_the_help_says_what_is_counted_smaller(capsys):
     code, text = told(capsys, "--help")
     text = " ".join(text.replace("│", " ").split())
@@ -107,17 +117,29 @@ def test_workers_are_planned_for_the_fullest_of_their_gpus_and_share_the_cpu(cap
     assert answer["plan"]["memory_gib"] == answer["machine"]["free_memory_gib"] / 2
 
 
+VLLM_ONLY = ("update.compile_layers=false", "engine.kind=vllm")
+
+
 @pytest.mark.parametrize(
-    ("overrides", "gpus", "complains"),
+    ("overrides", "gpus", "reason", "way_out"),
     [
-        ((), (Gpu("Imagined", 139.8, 139.0),), True),
-        (("update.compile_layers=false",), (Gpu("Imagined", 139.8, 139.0),), False),
-        (("model.device=cpu",), (Gpu("Imagined", 139.8, 139.0),), False),
-        ((), (), False),
+        ((), (Gpu("Imagined", 139.8, 139.0),), "update.compile_layers=true", "update.compile_layers=false"),
+        (VLLM_ONLY, (Gpu("Imagined", 139.8, 139.0),), "engine.kind=vllm", "engine.kind=transformers"),
+        (
+            ("engine.kind=vllm",),
+            (Gpu("Imagined", 139.8, 139.0),),
+            "update.compile_layers=true and engine.kind=vllm",
+            "update.compile_layers=false engine.kind=transformers",
+        ),
+        (("update.compile_layers=false",), (Gpu("Imagined", 139.8, 139.0),), None, None),
+        (("model.device=cpu", "engine.kind=vllm"), (Gpu("Imagined", 139.8, 139.0),), None, None),
+        (("engine.kind=vllm",), (), None, None),
     ],
 )
-def test_a_missing_compiler_is_a_problem_of_compiled_layers_on_a_gpu(capsys, monkeypatch, overrides, gpus, complains):
-    """For the doctor, and for a run before it starts."""
+def test_a_missing_compiler_is_a_problem_of_what_needs_one_on_a_gpu(
+    capsys, monkeypatch, overrides, gpus, reason, way_out
+):
+    """Compiled layers, and vLLM in any case; told by the doctor, and by a run before it starts."""
     monkeypatch.setattr(machine, "gpus", lambda: gpus)
     monkeypatch.setattr(fitting, "current_gpu", lambda: gpus[0] if gpus else None)
     config = load_config("tiny", overrides)
@@ -127,12 +149,14 @@ def test_a_missing_compiler_is_a_problem_of_compiled_layers_on_a_gpu(capsys, mon
     monkeypatch.setattr(fitting, "find_compiler", lambda: None)
     code, text = told(capsys, "tiny", *overrides)
     assert "compiler none" in text
-    assert ("install a C compiler such as gcc, or set update.compile_layers=false" in text) is complains
-    if complains:
-        assert code == EXIT_FAILURE
-        with pytest.raises(ConfigError, match=r"compile_layers=true.*install a C compiler.*compile_layers=false"):
-            fitting.check_compiler(config)
-    else:
+    if reason is None:
+        assert "install a C compiler" not in text
+        fitting.check_compiler(config)
+        return
+    assert f"problem {reason}: on a GPU Triton needs a C compiler" in text
+    assert f"install a C compiler such as gcc, or set {way_out} " in text
+    assert code == EXIT_FAILURE
+    with pytest.raises(ConfigError, match=f"^{reason}: .* install a C compiler such as gcc, or set {way_out}$"):
         fitting.check_compiler(config)
 
 

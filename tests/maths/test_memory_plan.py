@@ -92,9 +92,18 @@ def test_workers_share_the_images_of_a_step():
 
 def test_advice_to_workers_is_a_multiple_of_them():
     """Of 21 images for 3 workers 9 are 3 each; 10 would need as little cache as fits here, and can't be shared."""
-    assert plan(54, "images.per_step=21", workers=3).verdict is Verdict.TIGHT
-    assert plan(54, "images.per_step=10", workers=3).verdict is Verdict.FITS
-    assert "images.per_step=9" in plan(54, "images.per_step=21", workers=3).advice
+    assert plan(55.4, "images.per_step=21", workers=3).verdict is Verdict.TIGHT
+    assert plan(55.4, "images.per_step=10", workers=3).verdict is Verdict.FITS
+    assert "images.per_step=9" in plan(55.4, "images.per_step=21", workers=3).advice
+
+
+@pytest.mark.parametrize("kind", ["vllm", "transformers"])
+def test_several_workers_on_gpus_keep_room_for_nccl(kind):
+    """32 channels x 4 neighbours x 10 MiB; one worker, and workers on a CPU, sum without it."""
+    overrides = (f"engine.kind={kind}",)
+    assert part(plan(80, *overrides, workers=2), "NCCL's buffers") == 32 * 4 * 10 / 1024
+    for where in ({"workers": 1}, {"workers": 2, "on_gpu": False}):
+        assert not any("NCCL" in p.name for p in plan(80, *overrides, **where).parts)
 
 
 def test_a_cpu_has_the_slots_and_batches_that_vllm_gets_there():

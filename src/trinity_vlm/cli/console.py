@@ -7,21 +7,28 @@ import time
 from rich.console import Console
 from rich.table import Table
 
+from trinity_vlm.cli.invocation import as_typed
 from trinity_vlm.config import Config
 from trinity_vlm.roles import PromptSet
 from trinity_vlm.rundir import Evaluation
 from trinity_vlm.statistics import Interval, paired_change
 
-COLUMNS: tuple[tuple[str, str], ...] = (
-    ("fmt_q", "fmt_q"),
-    ("fact", "fact"),
-    ("diff", "diff"),
-    ("p_sel", "p_sel"),
-    ("chal", "chal"),
-    ("fmt_s", "fmt_s"),
-    ("correct", "correct"),
-    ("reason", "reason"),
-)
+COLUMNS = {
+    "fmt_q": "candidate questions in the form asked for",
+    "fact": "candidates grounded in their image; half where the reference is wrong",
+    "diff": "difficulty of the candidates, as the Verifier rates it",
+    "p_sel": "candidates selected to be solved: at most one of each image's",
+    "chal": "solutions of a selected one that miss its reference; 0 for others",
+    "fmt_s": "solutions in the form asked for",
+    "correct": "solutions that meet the loop's own reference, be it right or not",
+    "reason": "reasoning of well-formed solutions, as the Verifier scores it",
+}
+"""Metrics of a step's line, as ``metrics`` defines them, in a user's words."""
+OTHER_COLUMNS = {
+    "kept q/s": "Questioner's and Solver's completions that the update learns from",
+    "s/step": "seconds of this step",
+    "left": "time to the last step, at the mean pace of the last 20",
+}
 HEADER_EVERY = 20
 
 
@@ -35,18 +42,20 @@ class ConsoleReporter:
         self._seconds: list[float] = []
 
     def note(self, text: str) -> None:
-        self.console.print(text, style="dim", highlight=False)
+        self.console.print(as_typed(text), style="dim", highlight=False)
 
     def step(self, step: int, total: int, metrics: dict[str, float]) -> None:
         if self._lines % HEADER_EVERY == 0:
-            names = "".join(f"{name:>9}" for _, name in COLUMNS)
+            if self._lines == 0:
+                self.console.print(legend())
+            names = "".join(f"{name:>9}" for name in COLUMNS)
             self.console.print(
                 f"{'step':>9}{names}{'kept q/s':>10}{'s/step':>8}{'left':>8}", style="bold", soft_wrap=True
             )
         self._lines += 1
         self._seconds = [*self._seconds[-19:], metrics["seconds/step"]]
         left = sum(self._seconds) / len(self._seconds) * (total - step)
-        values = "".join(f"{metrics[key]:>9.3f}" if key in metrics else f"{'-':>9}" for key, _ in COLUMNS)
+        values = "".join(f"{metrics[key]:>9.3f}" if key in metrics else f"{'-':>9}" for key in COLUMNS)
         kept = f"{metrics['retained/questioner']:.0f}/{metrics['retained/solver']:.0f}"
         self.console.print(
             f"{step:>4}/{total:<4}{values}{kept:>10}{metrics['seconds/step']:>8.1f}{duration(left):>8}",
@@ -66,6 +75,16 @@ class ConsoleReporter:
             change = paired_change(self.evaluations[first].correct, evaluation.correct)
             text += f"; change since step {first}: {points(change)}"
         self.console.print(text, style="bold cyan", highlight=False, soft_wrap=True)
+
+
+def legend() -> Table:
+    """What the columns of a step's line are."""
+    table = Table.grid(padding=(0, 2))
+    table.add_row("step", "outer steps done; fmt_q to reason are means of one step, from 0 to 1")
+    for name, meaning in (COLUMNS | OTHER_COLUMNS).items():
+        table.add_row(name, meaning)
+    table.columns[0].style, table.columns[1].style = "bold", "dim"
+    return table
 
 
 def comparable(first: Evaluation, second: Evaluation) -> bool:

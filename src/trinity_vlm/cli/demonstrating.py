@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from pathlib import Path
 from typing import Annotated
@@ -11,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from trinity_vlm.cli.console import duration, percent, points
+from trinity_vlm.cli.invocation import invocation
 from trinity_vlm.cli.training import evolve_on_console, prompt_digest
 from trinity_vlm.config import Config
 from trinity_vlm.demo import LONG_STEPS, SHORT_STEPS, Row, Summary, demo_config, photo_config, photo_folder, summarise
@@ -43,11 +45,8 @@ def demo(
         console.rule("the same loop on a folder of ordinary pictures")
         _train(path.with_name(path.name + "-pictures"), photo_config(photo_folder(), settings or []), console)
     console.print(f"total time {duration(time.monotonic() - started)}; look at {path / 'figure.png'}")
-    console.print(
-        f"one episode up close:  trinity-vlm play {photo_folder()}/astronaut.jpg --run {path}",
-        highlight=False,
-        soft_wrap=True,
-    )
+    arguments = shlex.join(["play", str(photo_folder() / "astronaut.jpg"), "--run", str(path)])
+    console.print(f"one episode up close:  {invocation()} {arguments}", markup=False, highlight=False, soft_wrap=True)
 
 
 def _train(path: Path, config: Config, console: Console) -> Path:

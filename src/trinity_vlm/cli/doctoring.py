@@ -16,7 +16,7 @@ from rich.table import Table
 
 from trinity_vlm.config import Config, load_config
 from trinity_vlm.errors import ConfigError
-from trinity_vlm.machine import NO_COMPILER, Machine, inspect_machine
+from trinity_vlm.machine import Machine, inspect_machine
 from trinity_vlm.memory_plan import MemoryPlan, Verdict, plan_memory, small_cache
 from trinity_vlm.model_shapes import ModelShape
 
@@ -74,17 +74,32 @@ def doctor(
         raise typer.BadParameter(f"{gpu_gib} is no size of a GPU; give GiB, for example 80", param_hint="--gpu-gib")
     source, overrides = _split(preset, arguments or [])
     config = None if source is None else load_config(source, overrides)
-    console = Console()
-    machine = inspect_machine(Path(config.run_dir if config and config.run_dir else "runs"))
-    if not as_json:
-        show_machine(machine, console)
-    diagnosis = None if config is None else diagnose(config, machine, gpu_gib, workers)
+    machine, diagnosis = examine(config, Console(quiet=as_json), gpu_gib, workers)
     if as_json:
         print(json.dumps(_as_json(machine, diagnosis), indent=1))
-    elif diagnosis is not None:
-        show_diagnosis(diagnosis, console)
-    if not machine_works(machine) or (diagnosis and diagnosis.problems):
+    if not all_well(machine, diagnosis):
         raise typer.Exit(1)
+
+
+def examine(
+    config: Config | None, console: Console, gpu_gib: float | None = None, workers: int = 1
+) -> tuple[Machine, Diagnosis | None]:
+    """Look at this machine and, where there is a configuration, at how its run fits; both are printed.
+
+    Raises ModelLoadError as ``diagnose`` does, after the machine was printed.
+    """
+    machine = inspect_machine(Path(config.run_dir if config and config.run_dir else "runs"))
+    show_machine(machine, console)
+    if config is None:
+        return machine, None
+    diagnosis = diagnose(config, machine, gpu_gib, workers)
+    show_diagnosis(diagnosis, console)
+    return machine, diagnosis
+
+
+def all_well(machine: Machine, diagnosis: Diagnosis | None) -> bool:
+    """Whether the machine lacks nothing and the run, where one was examined, has no problem."""
+    return machine_works(machine) and not (diagnosis and diagnosis.problems)
 
 
 def diagnose(config: Config, machine: Machine, gpu_gib: float | None, workers: int = 1) -> Diagnosis:
@@ -137,8 +152,10 @@ def _problems_of_plan(config: Config, plan: MemoryPlan, workers: int) -> Iterato
 
 
 def _problems_of_machine(config: Config, machine: Machine, *, absent: bool) -> Iterator[str]:
-    if machine.gpus and machine.compiler is None and config.update.compile_layers and config.model.device != "cpu":
-        yield NO_COMPILER
+    from trinity_vlm.fitting import lacks_compiler
+
+    if machine.gpus and machine.compiler is None and (problem := lacks_compiler(config)):
+        yield problem
     if absent:
         yield "no GPU here: a model of this size needs one"
     installed = {package.name for package in machine.packages}
@@ -175,7 +192,7 @@ def show_machine(machine: Machine, console: Console) -> None:
     if machine.shared_memory_gib is not None:
         _line(console, "/dev/shm", f"{machine.shared_memory_gib:.1f} GiB")
     _line(console, "disk", f"{machine.disk_gib:.1f} GiB free at {machine.disk_path}")
-    _line(console, "compiler", machine.compiler or "none; update.compile_layers needs one on a GPU")
+    _line(console, "compiler", machine.compiler or "none; on a GPU update.compile_layers and vLLM need one")
     for name, purpose in machine.missing_extras:
         _line(console, "extra", f"{name} is not installed; it brings {purpose}")
     for warning in machine.warnings:
@@ -212,8 +229,11 @@ def _show_verdict(diagnosis: Diagnosis, console: Console) -> None:
         _line(console, "problem", problem, "bold red")
     if plan.verdict is Verdict.TIGHT:
         _line(console, "slower", "the cache holds less than a typical step's requests: some wait for others", "yellow")
-    for setting in plan.advice:
-        _line(console, "instead" if plan.verdict is Verdict.TOO_LARGE else "faster", setting)
+    first = "instead" if plan.verdict is Verdict.TOO_LARGE else "faster"
+    for number, setting in enumerate(plan.advice):
+        _line(console, "or" if number else first, setting)
+    if len(plan.advice) > 1:
+        _line(console, "", f"each of these {len(plan.advice)} lines is enough by itself")
     if not diagnosis.problems:
         _line(console, "verdict", "it fits", "bold green")
     elif plan.verdict is Verdict.TOO_LARGE:
@@ -268,5 +288,5 @@ def _as_json(machine: Machine, diagnosis: Diagnosis | None) -> dict[str, Any]:
             "budget_gib": plan.budget_gib,
             "problems": diagnosis.problems,
         }
-    answer["ok"] = machine_works(machine) and not (diagnosis and diagnosis.problems)
+    answer["ok"] = all_well(machine, diagnosis)
     return answer

@@ -21,6 +21,7 @@ from rich.markup import escape
 
 from trinity_vlm import __version__
 from trinity_vlm.cli import demonstrating, doctoring, exporting, keys, looking, playing, training, warming
+from trinity_vlm.cli.invocation import as_typed, invocation
 from trinity_vlm.errors import TrinityError, UserError
 
 EXIT_FAILURE, EXIT_USER, EXIT_INTERRUPT = 1, 2, 130
@@ -32,7 +33,8 @@ app = typer.Typer(
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
     help="Self-evolving vision-language models: one VLM asks, solves and verifies, and learns from unlabeled images.",
-    epilog="Start with:  trinity-vlm demo    Then:  trinity-vlm train tiny images.source=MY_FOLDER steps=20",
+    epilog=f"Start with:  {escape(invocation())} demo    "
+    f"Then:  {escape(invocation())} train tiny images.source=MY_FOLDER steps=20",
 )
 app.command("demo")(demonstrating.demo)
 app.command("train")(training.train)
@@ -74,16 +76,17 @@ def main(arguments: list[str]) -> int:
     """Run one command line; returns its exit code."""
     console = Console(stderr=True)
     try:
-        app(args=arguments)
+        app(args=arguments, prog_name=invocation())
     except SystemExit as done:
         code = done.code if isinstance(done.code, int) else int(done.code is not None)
         if code == EXIT_INTERRUPT:
-            console.print("interrupted; `trinity-vlm resume RUN` goes on from the last checkpoint")
+            told = as_typed("interrupted; `trinity-vlm resume RUN` goes on from the last checkpoint")
+            console.print(escape(told), highlight=False, soft_wrap=True)
         return code
     except UserError as error:
-        console.print(f"[bold red]error:[/] {escape(str(error))}", highlight=False, soft_wrap=True)
+        console.print(f"[bold red]error:[/] {escape(as_typed(str(error)))}", highlight=False, soft_wrap=True)
         return EXIT_USER
     except TrinityError as error:
-        console.print(f"[bold red]failed:[/] {escape(str(error))}", highlight=False, soft_wrap=True)
+        console.print(f"[bold red]failed:[/] {escape(as_typed(str(error)))}", highlight=False, soft_wrap=True)
         return EXIT_FAILURE
     return 0

@@ -10,6 +10,7 @@ import typer
 from rich.console import Console
 
 from trinity_vlm.cli.console import ConsoleReporter, plan, timestamp
+from trinity_vlm.cli.doctoring import all_well, examine
 from trinity_vlm.config import Config, apply_overrides, build_config, load_config
 from trinity_vlm.errors import ConfigError
 from trinity_vlm.rundir import RunDirectory
@@ -47,11 +48,22 @@ def train(
     check(config, workers)
     console.print(plan(config))
     if config.dry_run:
-        console.print("dry run: settings, prompts and images are fine; no weights were loaded, nothing was written")
+        _finish_dry_run(config, console, workers)
         return
     path = workers.gather(Path(config.run_dir or f"runs/{Path(source).stem}-{timestamp()}"))[0]
     with open_shared(workers, path, config, RunDirectory.create) as run:
         evolve_on_console(run, console, workers)
+
+
+def _finish_dry_run(config: Config, console: Console, workers: Workers) -> None:
+    """After ``check``: what `doctor` says of the same run on this machine, with its exit code."""
+    console.print(
+        "dry run: settings, prompts and images are fine; no weights were loaded, nothing was written; whether this "
+        "machine can run it, as doctor tells:",
+        soft_wrap=True,
+    )
+    if not all_well(*examine(config, console, workers=workers.world)):
+        raise typer.Exit(1)
 
 
 def resume(

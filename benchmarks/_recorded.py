@@ -101,17 +101,14 @@ class Tape:
         """The request's completions, of forced lengths and with recorded texts."""
         turn = self._turns.setdefault(str(request.order_key[0]), len(self._turns))
         slot, attempt = (int(part) for part in request.order_key[2:4])
-        lengths = [self._lengths.draw(request.call, turn, slot, attempt, i) for i in range(request.n)]
-        free = replace(request, json_schema=None, schema_after=None)
-        if len(set(lengths)) == 1:
-            samples = await self._timed(generate, free, lengths[0])
-        else:
-            single = [replace(free, n=1, seed=derive_seed(request.seed, i)) for i in range(request.n)]
-            parts = await asyncio.gather(*map(self._timed, [generate] * request.n, single, lengths))
-            samples = [sample for part in parts for sample in part]
+        numbers = range(request.first, request.first + request.n)
+        lengths = [self._lengths.draw(request.call, turn, slot - request.first, attempt, i) for i in numbers]
+        single = [replace(request, n=1, first=i, json_schema=None, schema_after=None) for i in numbers]
+        parts = await asyncio.gather(*map(self._timed, [generate] * request.n, single, lengths))
+        samples = [sample for part in parts for sample in part]
         return [
-            replace(sample, text=self._text(request, turn, i, lengths[i]), finish_reason="stop")
-            for i, sample in enumerate(samples)
+            replace(sample, text=self._text(request, turn, i, length), finish_reason="stop")
+            for i, length, sample in zip(numbers, lengths, samples, strict=True)
         ]
 
     async def _timed(self, generate: Generate, request: GenerationRequest, length: int) -> list[Completion]:
@@ -157,15 +154,20 @@ class Tape:
                 )
 
 
-def recorded(engine: type[Any]) -> type[Any]:
-    """A subclass of an engine whose ``generate`` goes through a tape; checks of the engine itself pass unchanged."""
+def recorded(engine: type[Any], overrides: Mapping[str, Any] | None = None) -> type[Any]:
+    """A subclass of an engine whose ``generate`` goes through a tape; checks of the engine itself pass unchanged.
+
+    overrides: more arguments of vLLM's, see ``VllmEngine``
+    """
 
     class Recorded(engine):
         tape: Tape
 
         def __init__(self, backbone: Any, *args: Any, **kwargs: Any) -> None:
-            if engine.__name__ == "VllmEngine" and backbone.device.type == "cpu":
-                kwargs["overrides"] = WHOLE_PROMPTS | {"max_num_batched_tokens": backbone.context}
+            if engine.__name__ == "VllmEngine":
+                on_cpu = backbone.device.type == "cpu"
+                whole = WHOLE_PROMPTS | {"max_num_batched_tokens": backbone.context} if on_cpu else {}
+                kwargs["overrides"] = {**whole, **(overrides or {})}
             super().__init__(backbone, *args, **kwargs)
             tokenizer = backbone.tokenizer
             type(self).tape = Tape(lambda text: len(tokenizer(text, add_special_tokens=False)["input_ids"]))

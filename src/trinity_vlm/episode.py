@@ -11,7 +11,7 @@ sleeps, polls or knows about batches, and nothing computes a reward: an episode 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol, TypeVar
 
@@ -76,27 +76,26 @@ async def play_episode(image: ImageRecord, step: int, cast: Cast, occurrence: in
     """
     stage = _Stage(cast, image, step, occurrence)
     with cast.engine.episode():
-        candidates = await stage.screen(await stage.propose())
+        candidates = await stage.propose_and_screen()
         selected = select_candidate(candidates, stage.seed("select", 0, 0))
         if selected is None:
             return stage.close(candidates)
         chosen = candidates[selected]
         assert chosen.question is not None
         assert chosen.answer is not None
-        solutions = await stage.solve(chosen.question)
-        solutions, dispute, reference = await stage.grade(chosen.question, chosen.answer, solutions)
+        solutions, dispute, reference = await stage.solve_and_grade(chosen.question, chosen.answer)
         return stage.close(candidates, selected, solutions, dispute, reference)
 
 
 @dataclass(slots=True)
 class _Stage:
-    """The episode in progress: what each call needs to know, and the log of calls made."""
+    """The episode in progress: what each call needs to know, and the log of calls made, by call, slot and attempt."""
 
     cast: Cast
     image: ImageRecord
     step: int
     occurrence: int
-    calls: list[CallRecord] = field(default_factory=list)
+    calls: dict[tuple[CallType, int, int], CallRecord] = field(default_factory=dict)
 
     @property
     def key(self) -> str:
@@ -113,6 +112,7 @@ class _Stage:
         dispute: Dispute | None = None,
         reference: str | None = None,
     ) -> Episode:
+        position = {call: i for i, call in enumerate(CallType)}
         return Episode(
             step=self.step,
             image=self.image,
@@ -121,104 +121,103 @@ class _Stage:
             solutions=tuple(solutions),
             dispute=dispute,
             reference=reference,
-            calls=tuple(sorted(self.calls, key=lambda c: list(CallType).index(c.call))),
+            calls=tuple(self.calls[key] for key in sorted(self.calls, key=lambda key: (position[key[0]], *key[1:]))),
         )
 
-    async def propose(self) -> list[Candidate]:
-        """G Questioner completions, parsed (step 1)."""
+    async def propose_and_screen(self) -> list[Candidate]:
+        """G Questioner completions, parsed (step 1), each screened as soon as it is there (step 2)."""
         prompt = self.cast.questioner.prompt(self.image)
-        completions = await self._sample(CallType.PROPOSE, prompt, self.cast.config.candidates)
-        candidates = []
-        for index, completion in enumerate(completions):
-            parsed = self.cast.questioner.parse(completion)
-            self._record(CallType.PROPOSE, completion, parsed.format_valid)
-            candidates.append(
-                Candidate(index, prompt, completion, parsed.format_valid, parsed.error, parsed.question, parsed.answer)
-            )
-        return candidates
+        indices = range(self.cast.config.candidates)
+        return list(await asyncio.gather(*(self._candidate(prompt, index) for index in indices)))
 
-    async def screen(self, candidates: Sequence[Candidate]) -> list[Candidate]:
-        """One Verifier call per format-valid candidate (step 2)."""
-
-        async def screened(candidate: Candidate) -> Candidate:
-            if not candidate.format_valid:
-                return candidate
-            assert candidate.question is not None
-            assert candidate.answer is not None
-            verdict, _ = await self._ask(
-                CallType.SCREEN,
-                candidate.index,
-                self.cast.verifier.screening_prompt(self.image, candidate.question, candidate.answer),
-                self.cast.verifier.parse_screening,
-            )
-            return replace(candidate, screening=verdict)
-
-        return list(await asyncio.gather(*map(screened, candidates)))
-
-    async def solve(self, question: str) -> list[Solution]:
-        """K Solver completions, parsed (step 4)."""
-        prompt = self.cast.solver.prompt(self.image, question)
-        completions = await self._sample(CallType.SOLVE, prompt, self.cast.config.solutions)
-        solutions = []
-        for index, completion in enumerate(completions):
-            parsed = self.cast.solver.parse(completion)
-            self._record(CallType.SOLVE, completion, parsed.format_valid)
-            solutions.append(
-                Solution(index, prompt, completion, parsed.format_valid, parsed.error, parsed.reasoning, parsed.answer)
-            )
-        return solutions
-
-    async def grade(
-        self, question: str, reference: str, solutions: Sequence[Solution]
-    ) -> tuple[list[Solution], Dispute | None, str]:
-        """Correctness, dispute and reasoning score (steps 5 to 7); returns the reference that stands in the end."""
-        everything = self.cast.config.reason_scope == "all"
-        correctness, reasoning = await asyncio.gather(
-            self._judge(question, reference, solutions),
-            self._score_reasoning(question, solutions if everything else ()),
+    async def _candidate(self, prompt: Prompt, index: int) -> Candidate:
+        """One question with its answer, and the Verifier's screening if it is format-valid."""
+        completion = await self._sample(CallType.PROPOSE, prompt, index)
+        parsed = self.cast.questioner.parse(completion)
+        self._record(CallType.PROPOSE, index, 0, completion, parsed.format_valid)
+        candidate = Candidate(
+            index, prompt, completion, parsed.format_valid, parsed.error, parsed.question, parsed.answer
         )
-        graded = [
-            replace(s, correctness=correctness.get(s.index), correctness_before_dispute=correctness.get(s.index))
-            for s in solutions
-        ]
+        if not candidate.format_valid:
+            return candidate
+        assert candidate.question is not None
+        assert candidate.answer is not None
+        verdict, _ = await self._ask(
+            CallType.SCREEN,
+            index,
+            self.cast.verifier.screening_prompt(self.image, candidate.question, candidate.answer),
+            self.cast.verifier.parse_screening,
+        )
+        return replace(candidate, screening=verdict)
+
+    async def solve_and_grade(self, question: str, reference: str) -> tuple[list[Solution], Dispute | None, str]:
+        """K solutions (step 4), each judged and scored as soon as it is there (steps 5 and 7), and their dispute with
+        the reference as soon as all are judged (step 6); returns the reference that stands in the end."""
+        prompt = self.cast.solver.prompt(self.image, question)
+        solving = [asyncio.create_task(self._solution(prompt, index)) for index in range(self.cast.config.solutions)]
+        everything = self.cast.config.reason_scope == "all"
+        (graded, dispute, reference), reasoning = await asyncio.gather(
+            self._grade(question, reference, solving),
+            self._score_reasoning(question, solving if everything else ()),
+        )
+        if not everything:
+            reasoning = await self._score_reasoning(question, [_ready(s) for s in graded if _is_correct(s)])
+        return [replace(s, reasoning_verdict=reasoning.get(s.index)) for s in graded], dispute, reference
+
+    async def _solution(self, prompt: Prompt, index: int) -> Solution:
+        """One Solver completion, parsed."""
+        completion = await self._sample(CallType.SOLVE, prompt, index)
+        parsed = self.cast.solver.parse(completion)
+        self._record(CallType.SOLVE, index, 0, completion, parsed.format_valid)
+        return Solution(index, prompt, completion, parsed.format_valid, parsed.error, parsed.reasoning, parsed.answer)
+
+    async def _grade(
+        self, question: str, reference: str, solving: Sequence[Awaitable[Solution]]
+    ) -> tuple[list[Solution], Dispute | None, str]:
+        """Correctness against the reference, and again if a dispute overturns it."""
+
+        async def judged(coming: Awaitable[Solution], reference: str, attempt: int) -> Solution:
+            solution = await coming
+            return replace(solution, correctness=await self._judge(question, reference, solution, attempt))
+
+        graded = await asyncio.gather(*(judged(coming, reference, 0) for coming in solving))
+        graded = [replace(s, correctness_before_dispute=s.correctness) for s in graded]
         dispute = await self._settle(question, reference, graded)
         if dispute is not None and dispute.overturned:
             reference = dispute.majority_answer
-            correctness = await self._judge(question, reference, graded, attempt=1)
-            graded = [replace(s, correctness=correctness.get(s.index)) for s in graded]
-        if not everything:
-            reasoning = await self._score_reasoning(question, [s for s in graded if _is_correct(s)])
-        return [replace(s, reasoning_verdict=reasoning.get(s.index)) for s in graded], dispute, reference
+            graded = await asyncio.gather(*(judged(_ready(s), reference, 1) for s in graded))
+        return graded, dispute, reference
 
     async def _judge(
-        self, question: str, reference: str, solutions: Iterable[Solution], attempt: int = 0
-    ) -> dict[int, CorrectnessVerdict]:
-        """R_correct of every formatted solution by the three tiers, rules first (A.3)."""
+        self, question: str, reference: str, solution: Solution, attempt: int
+    ) -> CorrectnessVerdict | None:
+        """R_correct of a formatted solution by the three tiers, rules first (A.3)."""
+        if not solution.format_valid:
+            return None
+        assert solution.answer is not None
+        result = self.cast.matcher.match(reference, solution.answer, question=question)
+        if result.status == "match":
+            return CorrectnessVerdict(1, Tier.RULE, result.rule)
+        if result.status == "mismatch":
+            return CorrectnessVerdict(0, Tier.NUMERIC_GUARD, result.rule)
+        verdict, _ = await self._ask(
+            CallType.EQUIVALENCE,
+            solution.index + attempt * self.cast.config.solutions,
+            self.cast.verifier.equivalence_prompt(question, reference, solution.answer),
+            self.cast.verifier.parse_equivalence,
+        )
+        tier = Tier.MODEL if verdict.parsed else Tier.UNPARSED
+        return CorrectnessVerdict(verdict.match if verdict.parsed else 0, tier, "equivalence", verdict.raw)
 
-        async def judged(solution: Solution) -> CorrectnessVerdict:
-            assert solution.answer is not None
-            result = self.cast.matcher.match(reference, solution.answer, question=question)
-            if result.status == "match":
-                return CorrectnessVerdict(1, Tier.RULE, result.rule)
-            if result.status == "mismatch":
-                return CorrectnessVerdict(0, Tier.NUMERIC_GUARD, result.rule)
-            verdict, _ = await self._ask(
-                CallType.EQUIVALENCE,
-                solution.index + attempt * self.cast.config.solutions,
-                self.cast.verifier.equivalence_prompt(question, reference, solution.answer),
-                self.cast.verifier.parse_equivalence,
-            )
-            tier = Tier.MODEL if verdict.parsed else Tier.UNPARSED
-            return CorrectnessVerdict(verdict.match if verdict.parsed else 0, tier, "equivalence", verdict.raw)
+    async def _score_reasoning(
+        self, question: str, solving: Iterable[Awaitable[Solution]]
+    ) -> dict[int, ReasoningVerdict]:
+        """R_reason of every formatted solution given (step 7), by its index."""
 
-        formatted = [s for s in solutions if s.format_valid]
-        verdicts = await asyncio.gather(*map(judged, formatted))
-        return {s.index: verdict for s, verdict in zip(formatted, verdicts, strict=True)}
-
-    async def _score_reasoning(self, question: str, solutions: Iterable[Solution]) -> dict[int, ReasoningVerdict]:
-        """R_reason of every formatted solution given (step 7)."""
-
-        async def scored(solution: Solution) -> ReasoningVerdict:
+        async def scored(coming: Awaitable[Solution]) -> tuple[int, ReasoningVerdict] | None:
+            solution = await coming
+            if not solution.format_valid:
+                return None
             assert solution.reasoning is not None
             verdict, _ = await self._ask(
                 CallType.REASON,
@@ -226,11 +225,9 @@ class _Stage:
                 self.cast.verifier.reasoning_prompt(self.image, question, solution.reasoning),
                 self.cast.verifier.parse_reasoning,
             )
-            return verdict
+            return solution.index, verdict
 
-        formatted = [s for s in solutions if s.format_valid]
-        verdicts = await asyncio.gather(*map(scored, formatted))
-        return {s.index: verdict for s, verdict in zip(formatted, verdicts, strict=True)}
+        return dict(filter(None, await asyncio.gather(*map(scored, solving))))
 
     async def _settle(self, question: str, reference: str, solutions: Sequence[Solution]) -> Dispute | None:
         """Let the Verifier decide between a* and a strong consensus against it (step 6)."""
@@ -268,20 +265,21 @@ class _Stage:
             majority=self.cast.config.dispute_majority,
         )
 
-    async def _sample(self, call: CallType, prompt: Prompt, n: int) -> list[Completion]:
-        """n policy completions; policy calls are never constrained, since that would change the policy."""
-        return await self.cast.engine.generate(
+    async def _sample(self, call: CallType, prompt: Prompt, index: int) -> Completion:
+        """One of a call's policy completions; they are never constrained, since that would change the policy."""
+        (completion,) = await self.cast.engine.generate(
             GenerationRequest(
                 prompt=prompt,
                 adapter=POLICY,
                 sampling=_sampling(self.cast.config.policy_sampling, self.cast.config.policy_tokens),
                 seed=self.seed(call, 0, 0),
                 call=call,
-                order_key=(self.key, call, 0, 0),
-                n=n,
+                order_key=(self.key, call, index, 0),
+                first=index,
                 want_logprobs=True,
             )
         )
+        return completion
 
     async def _ask(self, call: CallType, slot: int, prompt: Prompt, parse: Callable[[Completion], V]) -> tuple[V, int]:
         """One Verifier call with its retry budget; returns the last verdict and the number of attempts."""
@@ -305,14 +303,14 @@ class _Stage:
                 )
             )
             verdict = parse(completion)
-            self._record(call, completion, verdict.parsed)
+            self._record(call, slot, attempt, completion, verdict.parsed)
             if verdict.parsed:
                 break
         return verdict, attempt + 1
 
-    def _record(self, call: CallType, completion: Completion, parsed: bool) -> None:
-        self.calls.append(
-            CallRecord(call, len(completion.prompt_token_ids), len(completion.token_ids), completion.truncated, parsed)
+    def _record(self, call: CallType, slot: int, attempt: int, completion: Completion, parsed: bool) -> None:
+        self.calls[call, slot, attempt] = CallRecord(
+            call, len(completion.prompt_token_ids), len(completion.token_ids), completion.truncated, parsed
         )
 
 
@@ -322,3 +320,7 @@ def _sampling(config: SamplingConfig, max_tokens: int) -> Sampling:
 
 def _is_correct(solution: Solution) -> bool:
     return solution.correctness is not None and solution.correctness.correct == 1
+
+
+async def _ready(solution: Solution) -> Solution:
+    return solution

@@ -65,6 +65,15 @@ def test_sample_i_draws_from_its_own_seed(players):
     assert run(engine, request(seed=4))[0][0].token_ids != three[0].token_ids
 
 
+def test_a_calls_samples_may_be_asked_for_one_by_one(players):
+    """Sample i alone, and samples 2 to 4, are those of all five together."""
+    engine = engine_of(players)
+    (five,) = run(engine, request(n=5))
+    parts = run(engine, *(request(first=i) for i in range(5)), request(n=3, first=2))
+    assert [c.token_ids for part in parts for c in part] == [c.token_ids for c in (*five, *five[2:])]
+    assert len({c.token_ids for c in five}) == 5
+
+
 def test_reported_logprobs_are_the_trainers(players):
     """To 1e-5, for samples with temperature and filters on."""
     hot = Sampling(1.7, 0.9, 30, 24)

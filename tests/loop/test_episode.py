@@ -13,6 +13,7 @@ from trinity_vlm.engine.scripted import TRUNCATED, ScriptedEngine
 from trinity_vlm.episode import Cast, play_episode
 from trinity_vlm.loop import play_episodes
 from trinity_vlm.roles import PromptSet, Questioner, Solver, Verifier
+from trinity_vlm.seeds import derive_seed
 from trinity_vlm.types import POLICY, VERIFIER, CallType, ImageRecord, Tier
 
 IMAGE = ImageRecord("folder/a.png", Image.new("RGB", (64, 64), "white"))
@@ -203,7 +204,7 @@ def test_seeds_depend_on_what_is_drawn_and_never_on_order():
     same image in the same step does not."""
 
     def seeds(occurrence):
-        return sorted(r.seed for r in play({}, occurrence=occurrence)[1].requests)
+        return sorted(derive_seed(r.seed, r.first) for r in play({}, occurrence=occurrence)[1].requests)
 
     first, again, second = seeds(0), seeds(0), seeds(1)
     assert len(set(first)) == len(first)

@@ -98,7 +98,7 @@ class OwnEngine(TransformersEngine):
         self.served = []
 
     async def generate(self, request):
-        self.asked.append((request.call, request.n))
+        self.asked.append(request.call)
         return await super().generate(request)
 
     def load_adapter(self, name, version, state):
@@ -118,7 +118,7 @@ def test_own_rewards_advantages_and_engine_are_used():
         assert type(system.engine).__name__ == "OwnEngine"
         system.serve(0)
         result = outer_step(system, 0)
-        assert system.engine.asked.count(("propose", 2)) == 2
+        assert system.engine.asked.count("propose") == 2 * 2
         assert system.engine.served == [(POLICY, 0), (VERIFIER, 0), (POLICY, 1), (VERIFIER, 1)]
     assert [[r.total for r in item.questioner_rewards] for item in result.scored] == [[100.0, 101.0]] * 2
     assert {r.total for item in result.scored for r in item.solver_rewards} == {200.0, 201.0}

@@ -166,8 +166,9 @@ def test_adapters_beside_each_other_and_beside_the_base_equal_single_runs(engine
 
 
 def test_samples_follow_their_seeds(engine):
-    """n = 3 are the first three of n = 5, alone or among others; another seed gives others."""
+    """n = 3 are the first three of n = 5, alone or among others, and so is each alone; another seed gives others."""
     ((*three,), (*five,)) = run(engine, request(n=3), request(n=5))
+    assert [c.token_ids for (c,) in run(engine, *(request(first=i) for i in range(5)))] == [c.token_ids for c in five]
     assert [c.token_ids for c in three] == [c.token_ids for c in five[:3]]
     assert [c.token_ids for c in run(engine, request(n=3))[0]] == [c.token_ids for c in three]
     assert len({c.token_ids for c in five}) == 5

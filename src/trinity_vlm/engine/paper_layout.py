@@ -5,8 +5,8 @@
 A phase is what waits for one adapter and one kind of call, the earliest kind first; all else stays held until every
 live episode waits again. The engine holds one adapter's weights as its own ("swapped into the rollout engine as
 needed", A.2), so a phase of another adapter is preceded by a swap. The paper's "generation sub-batch size" (A.2: 2 for
-Qwen3-VL-8B, 4 for Qwen2.5-VL-7B) is read as prompts generated together, each with all of its samples; the next
-sub-batch starts when the last sequence of the one before it has ended.
+Qwen3-VL-8B, 4 for Qwen2.5-VL-7B) is read as prompts generated together, each with all of its samples (requests of one
+seed); the next sub-batch starts when the last sequence of the one before it has ended.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
+from itertools import chain, groupby
 from typing import TYPE_CHECKING
 
 from trinity_vlm.engine.barrier import Barrier
@@ -110,14 +111,15 @@ class PaperLayoutEngine:
         return sorted(phase, key=lambda held: held.order)
 
     async def _serve(self, phase: Sequence[_Held]) -> None:
-        size = self.sub_batch or len(phase)
+        prompts = [list(samples) for _, samples in groupby(phase, key=lambda held: held.request.seed)]
+        size = self.sub_batch or len(prompts)
         try:
             self._swap_in(phase[0].adapter)
             self.phases += 1
-            for start in range(0, len(phase), size):
+            for start in range(0, len(prompts), size):
                 with self.inner.episode():
                     async with asyncio.TaskGroup() as group:
-                        for held in phase[start : start + size]:
+                        for held in chain.from_iterable(prompts[start : start + size]):
                             group.create_task(self._answer(held))
         except Exception as failure:
             error = failure.exceptions[0] if isinstance(failure, ExceptionGroup) else failure

@@ -34,10 +34,12 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
-    """One call: ``n`` samples of one prompt under one adapter.
+    """One call, or a part of it: ``n`` samples of one prompt under one adapter.
 
     adapter: name of a loaded adapter ("policy", "verifier"), or None for the bare base model
-    seed: sample i of the request draws from ``derive_seed(seed, i)``: its tokens don't depend on the batch it ran in
+    seed: sample i of the call draws from ``derive_seed(seed, i)``: its tokens don't depend on the batch it ran in
+    first: the call's sample that is this request's first; a caller that acts on each sample as soon as it ends asks for
+        them one by one
     order_key: where the request stands among those of the same instant: (image uid, call, slot, attempt)
     json_schema: enforced on the completion when given (Verifier calls only: it would change a policy);
         with ``schema_after`` set the completion is free until that string (a closing thinking tag) was produced
@@ -50,6 +52,7 @@ class GenerationRequest:
     call: CallType
     order_key: tuple[str | int, ...]
     n: int = 1
+    first: int = 0
     json_schema: Mapping[str, Any] | None = None
     schema_after: str | None = None
     want_logprobs: bool = False

@@ -150,7 +150,7 @@ class TransformersEngine:
             Row(
                 prompt,
                 request.sampling,
-                derive_seed(request.seed, i),
+                derive_seed(request.seed, request.first + i),
                 budget,
                 request.want_logprobs,
                 self._constraint(request),

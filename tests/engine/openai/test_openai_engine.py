@@ -23,6 +23,7 @@ from trinity_vlm.episode import Cast
 from trinity_vlm.errors import ConfigError, EngineError
 from trinity_vlm.loop import play_episodes
 from trinity_vlm.roles import PromptSet, Questioner, Solver, Verifier
+from trinity_vlm.seeds import derive_seed
 from trinity_vlm.types import POLICY, VERIFIER, CallType, ImageRecord, Message, Prompt, Tier
 
 IMAGES = [ImageRecord(f"{i}.png", Image.new("RGB", (32, 32), (i, 0, 0))) for i in range(6)]
@@ -64,13 +65,21 @@ def model_of_an_episode():
     calls = {prompt.messages[0].text: call for call, prompt in prompts.items()}
     assert len(calls) == len(prompts)
     answers = {
-        CallType.PROPOSE: ['looking</think>\n{"question": "How many red dots are shown?", "answer": "3"}'] * 4,
-        CallType.SOLVE: [f"I count.</think>\n<answer>\\boxed{{{n}}}</answer>" for n in (3, 4, 4, 4)],
+        CallType.PROPOSE: ['looking</think>\n{"question": "How many red dots are shown?", "answer": "3"}'],
         CallType.SCREEN: ['{"justification": "seen", "fact_q": 1, "corr_a": 1, "difficulty": 0.7}'],
         CallType.REASON: ['{"justification": "fine", "reasoning_score": 0.5}'],
         CallType.DISPUTE: ['I solve.</think>\n{"correct_answer": "majority", "justification": "mine"}'],
     }
-    return lambda body: answers[calls[body["messages"][0]["content"]]]
+    solving = (derive_seed(cast.run_seed, 1, image.uid, CallType.SOLVE, 0, 0) for image in IMAGES)
+    first_solutions = {derive_seed(seed, 0) >> 10 for seed in solving}
+
+    def script(body):
+        call = calls[body["messages"][0]["content"]]
+        if call is not CallType.SOLVE:
+            return answers[call]
+        return [f"I count.</think>\n<answer>\\boxed{{{3 if body['seed'] in first_solutions else 4}}}</answer>"]
+
+    return script
 
 
 def test_an_engine_is_what_the_protocol_says(world):

@@ -74,6 +74,11 @@ def test_seeds_differ_by_request_and_survive_a_double(ask):
     assert payload(ask(seed=4))["seed"] == seeds[4]
 
 
+def test_samples_asked_for_one_by_one_draw_differently(ask):
+    seeds = [payload(ask(seed=4, first=first))["seed"] for first in range(100)]
+    assert len(set(seeds)) == 100
+
+
 def test_the_thinking_prefix_opens_the_assistant_turn(ask):
     request = ask()
     request = replace(request, prompt=replace(request.prompt, assistant_prefix="<think>\n"))

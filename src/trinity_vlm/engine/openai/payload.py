@@ -66,7 +66,7 @@ def chat_payload(
         "temperature": sampling.temperature,
         "top_p": 1.0 if greedy else sampling.top_p,
         "n": 1 if greedy else request.n,
-        "seed": derive_seed(request.seed, 0) >> (63 - _SEED_BITS),
+        "seed": derive_seed(request.seed, request.first) >> (63 - _SEED_BITS),
         **_response_format(request, dialect),
     }
     if request.want_logprobs and dialect == "vllm":

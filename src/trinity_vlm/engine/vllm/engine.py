@@ -17,8 +17,7 @@ import time
 import weakref
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -31,6 +30,7 @@ from trinity_vlm.engine.background import BackgroundLoop
 from trinity_vlm.engine.parity import completion_gap
 from trinity_vlm.engine.protocol import GenerationRequest, Sampling
 from trinity_vlm.engine.vllm.adapters import AdapterFolder, delta_size, deltas
+from trinity_vlm.engine.vllm.closing import Resources, close_all
 from trinity_vlm.engine.vllm.library import engine_arguments, import_vllm, kernel_options, only_device, served_adapters
 from trinity_vlm.engine.vllm.requests import (
     Job,
@@ -103,8 +103,8 @@ class VllmEngine:
             self._folder.close()
             raise EngineError(f"vLLM did not start: {type(error).__name__}: {error}") from error
         self._versions = AdapterVersions(self._llm, self._library.LoRARequest)
-        self._resources = _Resources(self._llm, self._background, self._folder)
-        self._closing = weakref.finalize(self, _close, self._resources)
+        self._resources = Resources(self._llm, self._background, self._folder)
+        self._closing = weakref.finalize(self, close_all, self._resources)
         if not adapters:
             opening = WeightWriter.open(self._llm.collective_rpc, backbone.model, self._folder.path)
             self._writer = self._background.call(opening)
@@ -245,7 +245,8 @@ class VllmEngine:
         return [sample.result() for sample in samples]
 
     async def _sample(self, job: Job, index: int, handle: Any) -> Completion:
-        request, seed = job.request, derive_seed(job.request.seed, index)
+        request = job.request
+        seed = derive_seed(request.seed, request.first + index)
         if request.json_schema is None:
             token_ids, logprobs = await self._run(job, handle, seed)
             return make_completion(self.backbone, job, token_ids, logprobs)
@@ -336,29 +337,3 @@ class VllmEngine:
 
 def _canary_request() -> GenerationRequest:
     return GenerationRequest(_CANARY, None, _CANARY_SAMPLING, 0, CallType.SOLVE, ("canary",), want_logprobs=True)
-
-
-@dataclass(slots=True)
-class _Resources:
-    """What must be let go of when the engine goes."""
-
-    llm: Any
-    background: BackgroundLoop
-    folder: AdapterFolder
-    shared: SharedWeights | None = None
-
-
-def _close(resources: _Resources) -> None:
-    with ExitStack() as stack:
-        stack.callback(resources.folder.close)
-        stack.callback(resources.background.close)
-        if resources.shared is not None:
-            stack.callback(resources.shared.settle)
-        stack.callback(_shut_down, resources.llm)
-        if resources.shared is not None:
-            resources.shared.take_back(alive=not resources.llm.errored)
-
-
-def _shut_down(llm: Any) -> None:
-    llm.shutdown()
-    llm.shutdown = lambda: None  # its __del__ would call it again, at a moment when the interpreter has nothing left

@@ -1,0 +1,46 @@
+"""The end of an engine: what it holds, and the order in which that goes."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+from trinity_vlm.engine.background import BackgroundLoop
+from trinity_vlm.engine.vllm.adapters import AdapterFolder
+from trinity_vlm.engine.vllm.sharing import SharedWeights
+
+
+@dataclass(slots=True)
+class Resources:
+    """What must be let go of when the engine goes. ``llm``: vLLM's AsyncLLM, whose tasks run on ``background``."""
+
+    llm: Any
+    background: BackgroundLoop
+    folder: AdapterFolder
+    shared: SharedWeights | None = None
+
+
+def close_all(resources: Resources) -> None:
+    """Weights that the trainer shares first, then vLLM, its event loop and its files, whatever fails on the way."""
+    with ExitStack() as stack:
+        stack.callback(resources.folder.close)
+        stack.callback(resources.background.close)
+        if resources.shared is not None:
+            stack.callback(resources.shared.settle)
+        stack.callback(_shut_down, resources.llm, resources.background)
+        if resources.shared is not None:
+            resources.shared.take_back(alive=not resources.llm.errored)
+
+
+def _shut_down(llm: Any, background: BackgroundLoop) -> None:
+    if llm.output_handler is not None:  # it would report the death of the process that it listens to as an error
+        background.call(_cancelled(llm.output_handler))
+    llm.shutdown()
+    llm.shutdown = lambda: None  # its __del__ would call it again, at a moment when the interpreter has nothing left
+
+
+async def _cancelled(task: asyncio.Task[Any]) -> None:
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)

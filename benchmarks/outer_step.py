@@ -14,7 +14,8 @@ recorded ones (``_recorded.py``); Verifier calls run without their schemas, whic
 images of its own. The first step is a warm-up: it compiles. ``_roofline.py`` has the formulas of the bounds.
 
 A plan names its steps: ``fixed`` lengths, ``double`` ones, or ``tail``: log-normal ones with the means of ``fixed``,
-the same in every such step. ``/on`` and ``/off`` set ``update.overlap`` for the step.
+the same in every such step. ``/on`` and ``/off`` set ``update.overlap`` for the step. With ``--iterations`` each step
+also says what vLLM's iterations took, by how many sequences they served.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ import re
 import tempfile
 import time
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,6 +36,7 @@ from unittest import mock
 import numpy as np
 import torch
 from _gpu import GpuWatch
+from _iterations import LOGGING, Iterations
 from _recorded import Lengths, Sample, Tape, recorded
 from _roofline import (
     Machine,
@@ -140,10 +142,10 @@ def make_config(args: argparse.Namespace, folder: Path) -> Config:
 
 
 @contextmanager
-def recording() -> Iterator[list[type[Any]]]:
+def recording(overrides: Mapping[str, Any]) -> Iterator[list[type[Any]]]:
     """Within the block ``assemble`` builds engines that force lengths and exchange texts, and vLLM ends no completion
     of its own accord."""
-    engines = [recorded(getattr(assembly, name)) for name in ("VllmEngine", "TransformersEngine")]
+    engines = [recorded(getattr(assembly, name), overrides) for name in ("VllmEngine", "TransformersEngine")]
     arguments = vllm_engine.sampling_arguments
 
     def endless(*positional: Any, **named: Any) -> dict[str, Any]:
@@ -267,8 +269,12 @@ def run(args: argparse.Namespace, folder: Path) -> None:
     report["arguments"] = {key: str(value) for key, value in vars(args).items()}
     print(f"{report['machine']}; lengths forced, texts recorded, Verifier calls without schemas", flush=True)
     start = time.perf_counter()
-    with GpuWatch() as watch, recording() as engines, assemble(config) as system:
+    iterations = Iterations() if args.iterations else None
+    options = LOGGING if args.iterations else {}
+    with GpuWatch() as watch, recording(options) as engines, assemble(config) as system:
         system.serve(0)
+        if iterations is not None:
+            iterations.listen()
         report["seconds/start"] = time.perf_counter() - start
         print(f"start: {report['seconds/start']:.1f} s; {system.backbone.describe_trainable()}", flush=True)
         check_that_the_engine_agrees(system, Notes())
@@ -278,11 +284,14 @@ def run(args: argparse.Namespace, folder: Path) -> None:
             item.arrange(system, config)
             tape.begin(forced_lengths(item.kind, args.scale))
             row: Row = {"step": item.name}
+            start = time.time()
             try:
                 row |= measured_step(system, step, tape, watch, machine)
             except Exception:
                 traceback.print_exc()
                 continue
+            if iterations is not None:
+                row |= iterations.between(start, time.time())
             if item.images != 16:
                 row["seconds/scaled_to_16_images"] = scaled(row, item.images)
             show(row)
@@ -305,6 +314,7 @@ def main() -> None:
     parser.add_argument("--sub-batch", type=int)
     parser.add_argument("--overlap", choices=("auto", "on", "off"))
     parser.add_argument("--tail", action="store_true", help="long-tailed lengths with the same means")
+    parser.add_argument("--iterations", action="store_true", help="what each of vLLM's iterations took, by its size")
     parser.add_argument("--scale", type=float, default=1.0, help="factor of all lengths")
     parser.add_argument("--rehearse", action="store_true", help="small images, few tokens")
     parser.add_argument("--bandwidth", type=float, default=Machine().bandwidth)

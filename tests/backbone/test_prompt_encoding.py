@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import time
 from concurrent.futures import ThreadPoolExecutor
 
@@ -10,7 +11,7 @@ import torch
 from PIL import Image
 from tiny_families import TEMPLATE, ask, build, load, picture
 
-from trinity_vlm.backbone.encoding import BoundedCache
+from trinity_vlm.backbone.encoding import BoundedCache, PictureKeys, PromptEncoder, image_key
 from trinity_vlm.types import ImageRecord, Message, Prompt
 
 
@@ -104,6 +105,72 @@ def test_an_image_is_processed_once_whatever_it_is_called(qwen, monkeypatch):
     other = qwen.encode(ask("How many?", ImageRecord("picture-1", picture(2).pixels)))
     assert len(calls) == 2
     assert not torch.equal(other.image_inputs["pixel_values"], first.image_inputs["pixel_values"])
+
+
+def test_a_prompt_met_again_is_the_same_prompt(any_family):
+    """From the caches as from an encoder without any: ids, further inputs, positions, tensors, the image's own name."""
+    for prompt in (ask("How many?", picture(1), "<think>\n"), ask("How many?"), ask("How many?", picture(2))):
+        first, again = any_family.encode(prompt), any_family.encode(prompt)
+        fresh = PromptEncoder(any_family.processor, any_family._removed_tokens(), any_family._rotary_positions)
+        for found in (first, again):
+            expected = fresh.encode(prompt)
+            assert (found.input_ids, found.image_uid, found.image_key) == (
+                expected.input_ids,
+                expected.image_uid,
+                expected.image_key,
+            )
+            for name in ("image_inputs", "token_inputs"):
+                ours, theirs = getattr(found, name), getattr(expected, name)
+                assert ours.keys() == theirs.keys()
+                assert all(torch.equal(ours[key], theirs[key]) for key in ours)
+            assert (found.positions is None) == (expected.positions is None)
+            assert found.positions is None or torch.equal(found.positions, expected.positions)
+    renamed = any_family.encode(ask("How many?", ImageRecord("renamed", picture(1).pixels), "<think>\n"))
+    assert renamed.image_uid == "renamed"
+
+
+def test_one_text_is_tokenized_once_and_read_once(qwen, monkeypatch):
+    """K samples, vLLM's form of the prompt with the mark unexpanded, and the update."""
+    texts, positioned = [], []
+    encoder = qwen._encoder
+    tokenizer, positions_of = encoder._tokenizer, encoder._positions_of
+
+    class Counting:
+        def __call__(self, text, **options):
+            texts.append(text)
+            return tokenizer(text, **options)
+
+        def __getattr__(self, name):
+            return getattr(tokenizer, name)
+
+    monkeypatch.setattr(encoder, "_tokenizer", Counting())
+    monkeypatch.setattr(encoder, "_positions_of", lambda encoded: positioned.append(1) or positions_of(encoded))
+    prompt = ask("How many?", picture(1))
+    for _ in range(4):
+        encoded, marked = qwen.encode(prompt), qwen.text_ids(prompt)
+    assert (len(texts), len(positioned)) == (1, 1)
+    mark = qwen.tokenizer.convert_tokens_to_ids("<|image_pad|>")
+    assert marked.count(mark) == 1
+    assert [i for i in marked if i != mark] == [i for i in encoded.input_ids if i != mark]
+    qwen.encode(ask("Where?", picture(1)))
+    assert (len(texts), len(positioned)) == (2, 2)
+
+
+def test_a_picture_is_recognised_while_it_lives_and_never_mistaken_for_a_dead_one():
+    """Keyed by the object, whose number the next object may get."""
+    keys = PictureKeys()
+    white, copy = Image.new("RGB", (8, 8), "white"), Image.new("RGB", (8, 8), "white")
+    assert keys.of(white) == keys.of(white) == keys.of(copy) == image_key(white)
+    assert len(keys) == 2
+    del copy
+    gc.collect()
+    assert len(keys) == 1
+    numbers = set()
+    for shade in range(200):
+        passing = Image.new("RGB", (8, 8), (shade, 0, 0))
+        numbers.add(id(passing))
+        assert keys.of(passing) == image_key(passing)
+    assert len(numbers) < 200
 
 
 def test_two_images_in_a_conversation_are_refused(qwen):

@@ -101,6 +101,10 @@ class Backbone:
         """Token ids and image tensors of a prompt; an image's pixels are processed once while cached."""
         return self._encoder.encode(prompt)
 
+    def text_ids(self, prompt: Prompt) -> tuple[int, ...]:
+        """Ids of the rendered prompt with its image's mark as one token, for engines that expand it themselves."""
+        return self._encoder.text_ids(prompt)
+
     def collate(self, sequences: Sequence[tuple[EncodedPrompt, Sequence[int]]], pad: Literal["left", "right"]) -> Batch:
         """Pad prompts with their completions to one batch on the model's device."""
         return collate(sequences, pad, self.pad_id, self.device)

@@ -16,7 +16,7 @@ from trinity_vlm.engine.constrained import grammar
 from trinity_vlm.engine.expansion import difference
 from trinity_vlm.engine.protocol import GenerationRequest, Sampling
 from trinity_vlm.errors import EngineError
-from trinity_vlm.types import Completion, Prompt
+from trinity_vlm.types import Completion
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -52,15 +52,7 @@ def make_job(backbone: Backbone, request: GenerationRequest) -> Job:
     except ValueError as error:
         raise EngineError(f"the prompt of a {request.call} call can't be encoded: {error}") from error
     budget = min(request.sampling.max_tokens, backbone.context - len(encoded.input_ids))
-    unexpanded = encoded.input_ids if request.prompt.image is None else _unexpanded(backbone, request.prompt)
-    return Job(request, encoded, unexpanded, budget)
-
-
-def _unexpanded(backbone: Backbone, prompt: Prompt) -> tuple[int, ...]:
-    """The rendered prompt's ids with the image's mark as one token, begun as Backbone.encode begins it."""
-    text, bos = backbone.render(prompt), backbone.tokenizer.bos_token
-    begins = not (bos and text.startswith(bos))
-    return tuple(backbone.tokenizer(text, add_special_tokens=begins)["input_ids"])
+    return Job(request, encoded, backbone.text_ids(request.prompt), budget)
 
 
 def sampling_arguments(

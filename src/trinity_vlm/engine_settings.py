@@ -69,7 +69,9 @@ class ServersConfig(Section):
         "continue", description="omit: the server's chat template opens the thinking block itself (vllm dialect)"
     )
     api_key_env: str | None = Field(None, description="name of the environment variable that holds the API key")
-    max_in_flight: Positive = Field(64, description="requests at one server at a time; further ones wait here")
+    max_in_flight: Positive = Field(
+        256, description="requests, each of one sample, at one server at a time; further ones wait here"
+    )
     timeout: PositiveFloat = Field(1800.0, description="seconds after which one request is sent to another server")
     connect_timeout: PositiveFloat = Field(5.0, description="seconds to open a connection")
     max_retries: NonNegative = Field(5, description="servers that may fail on one request before the run stops")

@@ -11,9 +11,9 @@ sleeps, polls or knows about batches, and nothing computes a reward: an episode 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from trinity_vlm.answers import Matcher, group_equivalent
 from trinity_vlm.config import RolesConfig, SamplingConfig
@@ -48,6 +48,8 @@ class Verdict(Protocol):
 
 
 V = TypeVar("V", bound=Verdict)
+T = TypeVar("T")
+U = TypeVar("U")
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +130,7 @@ class _Stage:
         """G Questioner completions, parsed (step 1), each screened as soon as it is there (step 2)."""
         prompt = self.cast.questioner.prompt(self.image)
         indices = range(self.cast.config.candidates)
-        return list(await asyncio.gather(*(self._candidate(prompt, index) for index in indices)))
+        return await _together(self._candidate(prompt, index) for index in indices)
 
     async def _candidate(self, prompt: Prompt, index: int) -> Candidate:
         """One question with its answer, and the Verifier's screening if it is format-valid."""
@@ -154,15 +156,23 @@ class _Stage:
         """K solutions (step 4), each judged and scored as soon as it is there (steps 5 and 7), and their dispute with
         the reference as soon as all are judged (step 6); returns the reference that stands in the end."""
         prompt = self.cast.solver.prompt(self.image, question)
-        solving = [asyncio.create_task(self._solution(prompt, index)) for index in range(self.cast.config.solutions)]
-        everything = self.cast.config.reason_scope == "all"
-        (graded, dispute, reference), reasoning = await asyncio.gather(
-            self._grade(question, reference, solving),
-            self._score_reasoning(question, solving if everything else ()),
-        )
-        if not everything:
-            reasoning = await self._score_reasoning(question, [_ready(s) for s in graded if _is_correct(s)])
-        return [replace(s, reasoning_verdict=reasoning.get(s.index)) for s in graded], dispute, reference
+        scored_at_once = self.cast.config.reason_scope == "all"
+        loop = asyncio.get_running_loop()
+        coming: list[asyncio.Future[Solution]] = [loop.create_future() for _ in range(self.cast.config.solutions)]
+
+        async def solve(index: int) -> ReasoningVerdict | None:
+            solution = await self._solution(prompt, index)
+            coming[index].set_result(solution)
+            return await self._score(question, solution) if scored_at_once else None
+
+        grading = self._grade(question, reference, coming)
+        (graded, dispute, reference), scores = await _both(grading, _together(map(solve, range(len(coming)))))
+        if not scored_at_once:
+            correct = [s for s in graded if _is_correct(s)]
+            verdicts = await _together(self._score(question, s) for s in correct)
+            for solution, verdict in zip(correct, verdicts, strict=True):
+                scores[solution.index] = verdict
+        return [replace(s, reasoning_verdict=scores[s.index]) for s in graded], dispute, reference
 
     async def _solution(self, prompt: Prompt, index: int) -> Solution:
         """One Solver completion, parsed."""
@@ -172,20 +182,21 @@ class _Stage:
         return Solution(index, prompt, completion, parsed.format_valid, parsed.error, parsed.reasoning, parsed.answer)
 
     async def _grade(
-        self, question: str, reference: str, solving: Sequence[Awaitable[Solution]]
+        self, question: str, reference: str, coming: Sequence[asyncio.Future[Solution]]
     ) -> tuple[list[Solution], Dispute | None, str]:
         """Correctness against the reference, and again if a dispute overturns it."""
 
-        async def judged(coming: Awaitable[Solution], reference: str, attempt: int) -> Solution:
-            solution = await coming
-            return replace(solution, correctness=await self._judge(question, reference, solution, attempt))
+        async def judged(solved: asyncio.Future[Solution]) -> Solution:
+            solution = await solved
+            return replace(solution, correctness=await self._judge(question, reference, solution, 0))
 
-        graded = await asyncio.gather(*(judged(coming, reference, 0) for coming in solving))
+        graded = await _together(map(judged, coming))
         graded = [replace(s, correctness_before_dispute=s.correctness) for s in graded]
         dispute = await self._settle(question, reference, graded)
         if dispute is not None and dispute.overturned:
             reference = dispute.majority_answer
-            graded = await asyncio.gather(*(judged(_ready(s), reference, 1) for s in graded))
+            verdicts = await _together(self._judge(question, reference, s, 1) for s in graded)
+            graded = [replace(s, correctness=verdict) for s, verdict in zip(graded, verdicts, strict=True)]
         return graded, dispute, reference
 
     async def _judge(
@@ -209,25 +220,18 @@ class _Stage:
         tier = Tier.MODEL if verdict.parsed else Tier.UNPARSED
         return CorrectnessVerdict(verdict.match if verdict.parsed else 0, tier, "equivalence", verdict.raw)
 
-    async def _score_reasoning(
-        self, question: str, solving: Iterable[Awaitable[Solution]]
-    ) -> dict[int, ReasoningVerdict]:
-        """R_reason of every formatted solution given (step 7), by its index."""
-
-        async def scored(coming: Awaitable[Solution]) -> tuple[int, ReasoningVerdict] | None:
-            solution = await coming
-            if not solution.format_valid:
-                return None
-            assert solution.reasoning is not None
-            verdict, _ = await self._ask(
-                CallType.REASON,
-                solution.index,
-                self.cast.verifier.reasoning_prompt(self.image, question, solution.reasoning),
-                self.cast.verifier.parse_reasoning,
-            )
-            return solution.index, verdict
-
-        return dict(filter(None, await asyncio.gather(*map(scored, solving))))
+    async def _score(self, question: str, solution: Solution) -> ReasoningVerdict | None:
+        """R_reason of a formatted solution (step 7)."""
+        if not solution.format_valid:
+            return None
+        assert solution.reasoning is not None
+        verdict, _ = await self._ask(
+            CallType.REASON,
+            solution.index,
+            self.cast.verifier.reasoning_prompt(self.image, question, solution.reasoning),
+            self.cast.verifier.parse_reasoning,
+        )
+        return verdict
 
     async def _settle(self, question: str, reference: str, solutions: Sequence[Solution]) -> Dispute | None:
         """Let the Verifier decide between a* and a strong consensus against it (step 6)."""
@@ -322,5 +326,18 @@ def _is_correct(solution: Solution) -> bool:
     return solution.correctness is not None and solution.correctness.correct == 1
 
 
-async def _ready(solution: Solution) -> Solution:
-    return solution
+async def _both(first: Coroutine[None, None, T], second: Coroutine[None, None, U]) -> tuple[T, U]:
+    """``_together`` of two different kinds of work."""
+    results: list[Any] = await _together([first, second])
+    return results[0], results[1]
+
+
+async def _together(work: Iterable[Coroutine[None, None, T]]) -> list[T]:
+    """Results in order. The first failure is raised as it was, after all others were cancelled and have ended."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(each) for each in work]
+    except ExceptionGroup as failures:
+        first = failures.exceptions[0]
+        raise first from first.__cause__
+    return [task.result() for task in tasks]

@@ -1,6 +1,7 @@
 """Nothing in an episode waits for more than it needs, and nothing depends on what ends first."""
 
 import asyncio
+import gc
 import json
 import random
 from contextlib import nullcontext
@@ -12,6 +13,7 @@ from trinity_vlm.answers import Matcher
 from trinity_vlm.config import MatcherConfig, RolesConfig
 from trinity_vlm.engine.scripted import ScriptedEngine
 from trinity_vlm.episode import Cast, play_episode
+from trinity_vlm.errors import EngineError
 from trinity_vlm.roles import PromptSet, Questioner, Solver, Verifier
 from trinity_vlm.types import CallType, ImageRecord
 
@@ -126,3 +128,63 @@ def test_the_samples_of_a_call_share_its_seed_and_differ_in_their_number():
         requests = [r for r in engine.requests if r.call is call]
         assert len({r.seed for r in requests}) == 1
         assert sorted((r.first, r.n, r.order_key[2]) for r in requests) == [(i, 1, i) for i in range(4)]
+
+
+class FailingEngine(PacedEngine):
+    """Fails at one request."""
+
+    def __init__(self, passes, call, slot):
+        super().__init__(passes)
+        self.fails = call, slot
+
+    async def generate(self, request):
+        completions = await super().generate(request)
+        if (request.call, request.order_key[2]) == self.fails:
+            raise EngineError("dead")
+        return completions
+
+
+async def ended_with(engine, error, cancel_after=None):
+    """Play an episode that ends with this error; what is still running or asked afterwards."""
+    config, prompts = RolesConfig(prompts="short", verifier_retries=1), PromptSet.load("short")
+    with Matcher(MatcherConfig(symbolic=False)) as matcher:
+        roles = Questioner(prompts, config), Solver(prompts, config), Verifier(prompts, config)
+        playing = asyncio.create_task(play_episode(IMAGE, 5, Cast(*roles, matcher, engine, config, 7)))
+        for _ in range(cancel_after or 0):
+            await asyncio.sleep(0)
+        if cancel_after is not None:
+            playing.cancel()
+        with pytest.raises(error):
+            await playing
+        running, asked = len(asyncio.all_tasks()) - 1, len(engine.events)
+        for _ in range(400):
+            await asyncio.sleep(0)
+        return running, len(engine.events) - asked
+
+
+@pytest.mark.parametrize(
+    ("call", "slot"),
+    [
+        (CallType.PROPOSE, 1),
+        (CallType.SCREEN, 0),
+        (CallType.SOLVE, 2),
+        (CallType.EQUIVALENCE, 0),
+        (CallType.REASON, 1),
+        (CallType.DISPUTE, 0),
+    ],
+)
+def test_a_failure_ends_the_whole_episode_as_it_was(call, slot):
+    """Its siblings are cancelled, and nothing is asked for once the error was raised."""
+    for seed in range(5):
+        pace = random.Random(seed)
+        engine = FailingEngine(lambda request, pace=pace: pace.randrange(40), call, slot)
+        assert asyncio.run(ended_with(engine, EngineError)) == (0, 0)
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_cancelled_episode_leaves_nothing_behind():
+    """At any moment: no task, no request, no coroutine that nobody awaited."""
+    for passes in range(30):
+        engine = PacedEngine(lambda request: 3)
+        assert asyncio.run(ended_with(engine, asyncio.CancelledError, cancel_after=passes)) == (0, 0)
+    gc.collect()

@@ -48,3 +48,12 @@ def test_files_go_even_when_vllm_fails_to_end():
     with pytest.raises(OSError, match="no such process"):
         close_all(Resources(llm, llm.background, folder))
     assert not folder.path.exists()
+
+
+def test_vllm_ends_even_when_its_event_loop_is_gone():
+    llm = StandIn()
+    llm.background.close()
+    llm.output_handler = asyncio.Future(loop=asyncio.new_event_loop())
+    with pytest.raises(RuntimeError, match="closed"):
+        close_all(Resources(llm, llm.background, AdapterFolder()))
+    assert llm.listened_to_its_end is not None

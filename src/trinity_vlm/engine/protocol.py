@@ -37,10 +37,11 @@ class GenerationRequest:
     """One call, or a part of it: ``n`` samples of one prompt under one adapter.
 
     adapter: name of a loaded adapter ("policy", "verifier"), or None for the bare base model
-    seed: sample i of the call draws from ``derive_seed(seed, i)``: its tokens don't depend on the batch it ran in
+    seed: sample i of the call draws from ``derive_seed(seed, i)``: its tokens don't depend on the batch it ran in.
+        (A server asked for several at once draws them all from the first one's.)
     first: the call's sample that is this request's first; a caller that acts on each sample as soon as it ends asks for
         them one by one
-    order_key: where the request stands among those of the same instant: (image uid, call, slot, attempt)
+    order_key: where the request stands among those of the same instant: (image uid, call, slot or sample, attempt)
     json_schema: enforced on the completion when given (Verifier calls only: it would change a policy);
         with ``schema_after`` set the completion is free until that string (a closing thinking tag) was produced
     """

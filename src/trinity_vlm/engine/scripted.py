@@ -2,6 +2,8 @@
 
 engine = ScriptedEngine({CallType.PROPOSE: ['...</think>{"question": "How many?", "answer": "3"}'], ...})
 engine = ScriptedEngine(lambda request: [my_answer(request)] * request.n)
+
+An episode asks for each sample alone; ``request.first`` says which of its call it is.
 """
 
 from __future__ import annotations

@@ -29,14 +29,19 @@ def close_all(resources: Resources) -> None:
         stack.callback(resources.background.close)
         if resources.shared is not None:
             stack.callback(resources.shared.settle)
-        stack.callback(_shut_down, resources.llm, resources.background)
+        stack.callback(_shut_down, resources.llm)
+        stack.callback(_stop_listening, resources.llm, resources.background)
         if resources.shared is not None:
             resources.shared.take_back(alive=not resources.llm.errored)
 
 
-def _shut_down(llm: Any, background: BackgroundLoop) -> None:
-    if llm.output_handler is not None:  # it would report the death of the process that it listens to as an error
+def _stop_listening(llm: Any, background: BackgroundLoop) -> None:
+    """Who listens to vLLM's process would report its death as an error."""
+    if llm.output_handler is not None:
         background.call(_cancelled(llm.output_handler))
+
+
+def _shut_down(llm: Any) -> None:
     llm.shutdown()
     llm.shutdown = lambda: None  # its __del__ would call it again, at a moment when the interpreter has nothing left
 

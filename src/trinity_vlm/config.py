@@ -233,7 +233,7 @@ class Config(Section):
     steps: Positive = Field(300, description="outer steps")
     seed: int = 0
     run_dir: str | None = Field(None, description="unset: runs/<preset>-<date>-<time>")
-    dry_run: bool = Field(False, description="check everything short of loading weights, then stop")
+    dry_run: bool = Field(False, description="check all but the weights, then say what doctor says, with its exit code")
     model: ModelConfig
     images: ImagesConfig
     roles: RolesConfig = RolesConfig()

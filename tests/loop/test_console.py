@@ -139,3 +139,11 @@ def texts(file):
     for node in nodes:
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docstrings:
             yield node.lineno, node.value
+
+
+def test_a_note_is_printed_as_it_is():
+    """Square brackets in a path are no markup, and a long command stays on one line, to be copied."""
+    console = Console(width=40, record=True, file=io.StringIO())
+    text = "see /runs/[red]first[/red]/figure.png and then the command that is far too long for this terminal"
+    ConsoleReporter(console).note(text)
+    assert console.export_text() == f"{text}\n"

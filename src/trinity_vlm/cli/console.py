@@ -42,7 +42,7 @@ class ConsoleReporter:
         self._seconds: list[float] = []
 
     def note(self, text: str) -> None:
-        self.console.print(as_typed(text), style="dim", highlight=False)
+        self.console.print(as_typed(text), style="dim", highlight=False, markup=False, soft_wrap=True)
 
     def step(self, step: int, total: int, metrics: dict[str, float]) -> None:
         if self._lines % HEADER_EVERY == 0:

@@ -1,7 +1,7 @@
 """From a Prompt to token ids and image tensors; images, texts and whole prompts met again come from bounded caches.
 
 The samples of a call are requests of their own, and the update reads the same prompts once more: without the caches a
-step would encode each of its policy prompts five times, at 10 to 20 ms, while others wait.
+step would encode each of its policy prompts K + 1 times, on the loop that all episodes share.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from PIL import Image
 
-from trinity_vlm.backbone.encoding import BoundedCache, image_key
+from trinity_vlm.backbone.encoding import BoundedCache, PictureKeys
 from trinity_vlm.engine.openai.structured import json_schema_format, thinking_format, verdict_format
 from trinity_vlm.engine.protocol import GenerationRequest
 from trinity_vlm.seeds import derive_seed
@@ -25,10 +25,11 @@ class ImageUrls:
 
     def __init__(self) -> None:
         self._kept: BoundedCache[str] = BoundedCache(_KEPT_BYTES, len)
+        self._keys = PictureKeys()
 
     def of(self, picture: Image.Image) -> str:
         """A PNG data URL of exactly these pixels."""
-        return self._kept.get(image_key(picture), lambda: _data_url(picture))
+        return self._kept.get(self._keys.of(picture), lambda: _data_url(picture))
 
 
 def _data_url(picture: Image.Image) -> str:
@@ -54,7 +55,7 @@ def chat_payload(
     continues: the completion goes on behind ``assistant_prefix``, sent as an opened assistant message
     end_ids, banned_ids: ids that end a completion, ids that are never sampled (vllm dialect)
 
-    vLLM draws sample i from seed + i, so that requests of different seeds share no draw. Every sampling parameter is
+    Of several samples vLLM draws the i-th from seed + i; episodes ask for one at a time. Every sampling parameter is
     sent, since vLLM otherwise takes the checkpoint's own defaults (a repetition penalty, say).
     """
     sampling = request.sampling

@@ -71,7 +71,7 @@ class ModelConfig(Section):
 class LoraConfig(Section):
     """The trainable adapter: linear layers of the language model, never embeddings, head, vision tower or merger."""
 
-    rank: Positive = 32
+    rank: Positive = Field(32, description="inner size of the adapter of every layer")
     alpha: PositiveFloat = Field(64.0, description="scaling is alpha / rank")
     dropout: Annotated[float, Field(ge=0, lt=1)] = Field(0.0, description="of the supervised warm-up; 0 in a run")
     targets: str | tuple[str, ...] = Field(
@@ -94,7 +94,7 @@ class ImagesConfig(Section):
     max_aspect_ratio: PositiveFloat = Field(100.0, description="longer images are skipped, counted as 'extreme_aspect'")
     max_skip_rate: Fraction = Field(0.2, description="a higher share of unreadable images in a window stops the run")
     thumbnails: Switch = Field("on", description="off keeps every pixel out of the run directory")
-    thumbnail_side: Positive = 128
+    thumbnail_side: Positive = Field(128, description="longer side of a kept thumbnail, pixels")
 
 
 class RolesConfig(Section):
@@ -160,19 +160,19 @@ class RewardsConfig(Section):
 class UpdateConfig(Section):
     """The GSPO update (Eq. 3) and its optimizer (A.2)."""
 
-    lr: PositiveFloat = 1e-5
-    weight_decay: NonNegativeFloat = 0.1
-    beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
-    beta2: Annotated[float, Field(ge=0, lt=1)] = 0.999
-    warmup_steps: NonNegative = 5
-    max_grad_norm: PositiveFloat = 1.0
+    lr: PositiveFloat = Field(1e-5, description="highest learning rate of AdamW: reached after the warm-up")
+    weight_decay: NonNegativeFloat = Field(0.1, description="of AdamW")
+    beta1: Annotated[float, Field(ge=0, lt=1)] = Field(0.9, description="of AdamW, for the mean of gradients")
+    beta2: Annotated[float, Field(ge=0, lt=1)] = Field(0.999, description="of AdamW, for the mean of their squares")
+    warmup_steps: NonNegative = Field(5, description="outer steps of linear rise to lr, before a cosine to 0")
+    max_grad_norm: PositiveFloat = Field(1.0, description="longer gradients are scaled down to this norm")
     clip_low: PositiveFloat = Field(
         3e-4, description="ratio is clipped at 1 - clip_low; GSPO's are this small on purpose"
     )
     clip_high: PositiveFloat = Field(4e-4, description="and at 1 + clip_high")
     regularizer: NonNegativeFloat = Field(0.10, description="weight of the old-policy term of Eq. (3)")
     updates_per_step: Positive = Field(1, description="optimizer updates one step's rollouts are split into")
-    old_logprobs: Literal["recomputed", "engine"] = "recomputed"
+    old_logprobs: Literal["recomputed", "engine"] = Field("recomputed", description="who gives those of Eq. (3)")
     loss_reduction: Literal["global", "per_worker"] = Field("global", description="per_worker is the paper's")
     schedule: Literal["joint", "alternating"] = Field("joint", description="alternating freezes one role at a time")
     alternate_every: Positive = Field(1, description="outer steps before the other role's turn")
@@ -197,7 +197,7 @@ class EmaConfig(Section):
     kind: Literal["factored", "dense", "none", "frozen"] = Field(
         "factored", description="none: the current policy verifies; frozen: the initial one"
     )
-    alpha: Fraction = 0.999
+    alpha: Fraction = Field(0.999, description="share of the Verifier that a step keeps; 1: it never moves")
     rank: Positive | None = Field(None, description="of the factored delta; unset: twice lora.rank")
     error_bound: PositiveFloat = Field(1e-3, description="relative truncation error per step above which a run warns")
 
@@ -206,7 +206,7 @@ class CheckpointConfig(Section):
     """What is kept to resume from."""
 
     every: Positive = Field(10, description="outer steps between checkpoints")
-    keep_last: Positive = 2
+    keep_last: Positive = Field(2, description="the latest checkpoints kept; the best one is kept besides")
     keep_every: NonNegative = Field(0, description="additionally keep every m-th step; 0: none")
 
 
@@ -214,7 +214,7 @@ class EvaluationConfig(Section):
     """In-training evaluation of the Solver on held-out problems with known answers."""
 
     source: str | None = Field(None, description="'microcosm:SPLIT' or a jsonl of image, question, answer; unset: none")
-    problems: Positive = 1024
+    problems: Positive = Field(1024, description="problems taken from the source, at most")
     every: NonNegative = Field(0, description="outer steps between evaluations; 0: only before and after")
     tokens: Positive = Field(1024, description="budget of a Solver completion")
     greedy: bool = Field(True, description="false: sample as in training")
@@ -223,15 +223,15 @@ class EvaluationConfig(Section):
 class TrackingConfig(Section):
     """Where metrics go besides metrics.jsonl."""
 
-    trackers: tuple[Literal["tensorboard", "wandb", "trackio"], ...] = ()
-    project: str = "trinity-vlm"
+    trackers: tuple[Literal["tensorboard", "wandb", "trackio"], ...] = Field((), description="each needs its extra")
+    project: str = Field("trinity-vlm", description="name under which wandb and trackio file the run")
 
 
 class Config(Section):
     """A whole run."""
 
     steps: Positive = Field(300, description="outer steps")
-    seed: int = 0
+    seed: int = Field(0, description="of all that is drawn: adapters' start, order of images, tokens")
     run_dir: str | None = Field(None, description="unset: runs/<preset>-<date>-<time>")
     dry_run: bool = Field(False, description="check all but the weights, then say what doctor says, with its exit code")
     model: ModelConfig

@@ -66,7 +66,7 @@ def evolve(config: Config, run: RunDirectory, reporter: Reporter | None = None) 
                 reporter.note(f"{done} of {config.steps} steps are done already; to go on, resume with steps=N")
             for step in range(done, config.steps):
                 result = outer_step(system, step)
-                check_that_the_engine_still_agrees(system, result.metrics)
+                result.metrics.update(check_that_the_engine_still_agrees(system, result.metrics))
                 recorder.record(step + 1, result)
 
 

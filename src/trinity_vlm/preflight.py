@@ -6,7 +6,8 @@ Both are asked before step 1; the second again with the rollouts of every step.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+import time
+from collections.abc import Mapping, Sequence
 
 from trinity_vlm.assembly import System, open_stream
 from trinity_vlm.engine.parity import PARITY_BOUNDS, Gap, parity_gaps, require_parity
@@ -49,23 +50,40 @@ def check_that_the_engine_agrees(system: System, reporter: Reporter) -> None:
         require_parity(gaps, PARITY_BOUNDS[system.backbone.dtype], adapter)
 
 
-def check_that_the_engine_still_agrees(system: System, metrics: Mapping[str, float]) -> None:
+def check_that_the_engine_still_agrees(system: System, metrics: Mapping[str, float]) -> dict[str, float]:
     """Stop when a step's rollouts came with other log-probabilities than the trainer's: a stale or deaf adapter.
 
-    Verdicts come without any. So the servers, each of them, are asked again for what the Verifier's new average says;
-    the engine in this process looks at every adapter as it loads it.
+    Verdicts come without any. So the servers, each of them that is ready, are asked again for what the Verifier's new
+    average says; the engine in this process looks at every adapter as it loads it. Returns what that found over all
+    workers: ``verifier_gap`` (the largest mean of a worker), ``verifier_gap_max``, and ``seconds/parity``, which no
+    other ``seconds/*`` holds; nothing where nothing was asked. Every worker calls it, and all of them stop together.
     """
     if system.config.engine.kind not in ENGINES_WITH_THEIR_OWN_MODEL:
-        return
+        return {}
     bound = PARITY_BOUNDS[system.backbone.dtype]
     if "engine_gap" in metrics:
         tokens = int(sum(metrics[f"completion_tokens/{role}"] for role in Role))
         require_parity({"this step's": Gap(metrics["engine_gap"], metrics["engine_gap_max"], tokens)}, bound)
     servers = system.config.engine.servers
-    if servers is not None and _verifier_is_ours(system):
-        prompts = _verifier_prompts(system, max(2, len(servers.urls)))
-        gaps = asyncio.run(parity_gaps(system.engine, system.backbone, prompts, VERIFIER, system.config.seed))
-        require_parity(gaps, bound, VERIFIER)
+    if servers is None or not _verifier_is_ours(system):
+        return {}
+    start = time.perf_counter()
+    prompts = _verifier_prompts(system, max(2, len(servers.urls)))
+    own = asyncio.run(parity_gaps(system.engine, system.backbone, prompts, VERIFIER, system.config.seed))
+    gaps = _labelled(system.workers.gather(own))
+    require_parity(gaps, bound, VERIFIER)
+    return {
+        "verifier_gap": max(gap.mean for gap in gaps.values()),
+        "verifier_gap_max": max(gap.maximum for gap in gaps.values()),
+        "seconds/parity": time.perf_counter() - start,
+    }
+
+
+def _labelled(by_worker: Sequence[Mapping[str, Gap]]) -> dict[str, Gap]:
+    """All workers' gaps under names of their own."""
+    if len(by_worker) == 1:
+        return dict(by_worker[0])
+    return {f"worker {rank}'s {kind}": gap for rank, gaps in enumerate(by_worker) for kind, gap in gaps.items()}
 
 
 def _verifier_is_ours(system: System) -> bool:

@@ -9,10 +9,12 @@ from model_server import ModelServer
 
 from trinity_vlm.assembly import assemble, serve_adapters
 from trinity_vlm.config import RolesConfig
+from trinity_vlm.engine.parity import Gap
 from trinity_vlm.errors import TrainingError
 from trinity_vlm.preflight import check_that_the_engine_agrees, check_that_the_engine_still_agrees
 from trinity_vlm.recording import Silent
 from trinity_vlm.types import POLICY, VERIFIER
+from trinity_vlm.workers import Workers
 
 STEP = {"engine_gap": 1e-5, "engine_gap_max": 1e-4, "completion_tokens/questioner": 3, "completion_tokens/solver": 4}
 
@@ -63,6 +65,37 @@ def test_servers_that_speak_with_both_adapters_pass(system, servers):
         asked = [{body["model"].partition("-")[0] for body in server.bodies} for server in servers]
         assert asked[0] == asked[1]
         assert VERIFIER in asked[0]
+
+
+def test_what_was_found_after_a_step_is_told(system):
+    """The gap of the Verifier's log-probabilities, which no rollout shows, and how long asking took."""
+    found = checks(system)["after a step"]()
+    assert set(found) == {"verifier_gap", "verifier_gap_max", "seconds/parity"}
+    assert 0 < found["verifier_gap"] <= found["verifier_gap_max"] < 1e-3
+    assert found["seconds/parity"] > 0
+
+
+@dataclasses.dataclass(frozen=True)
+class WithAnother(Workers):
+    """Two workers, of which this process is one and the other found what it is given."""
+
+    other: dict[str, Gap] = dataclasses.field(default_factory=dict)
+
+    def gather(self, value):
+        return [value, self.other]
+
+
+def test_what_another_worker_found_counts_for_all(system):
+    """The largest gap of all is the step's, and one that is too large stops this worker too, told by its rank."""
+    for mean in (2e-3, 0.2):
+        workers = WithAnother(rank=0, world=2, other={"text": Gap(mean, 0.5, 128)})
+        shared = dataclasses.replace(system, workers=workers)
+        if mean < 5e-3:
+            found = check_that_the_engine_still_agrees(shared, STEP)
+            assert (found["verifier_gap"], found["verifier_gap_max"]) == (2e-3, 0.5)
+        else:
+            with pytest.raises(TrainingError, match="worker 1's text prompts: mean 0.2"):
+                check_that_the_engine_still_agrees(shared, STEP)
 
 
 @pytest.mark.parametrize("when", ["before step 1", "after a step"])

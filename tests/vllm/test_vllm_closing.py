@@ -1,13 +1,14 @@
 """The order in which an engine lets go of vLLM, against a stand-in for it: no engine is needed to get it wrong."""
 
 import asyncio
+import threading
 from types import SimpleNamespace
 
 import pytest
 
 from trinity_vlm.engine.background import BackgroundLoop
 from trinity_vlm.engine.vllm.adapters import AdapterFolder
-from trinity_vlm.engine.vllm.closing import Resources, close_all
+from trinity_vlm.engine.vllm.closing import Resources, close_all, close_from_any_thread
 
 
 class StandIn:
@@ -57,3 +58,24 @@ def test_vllm_ends_even_when_its_event_loop_is_gone():
     with pytest.raises(RuntimeError, match="closed"):
         close_all(Resources(llm, llm.background, AdapterFolder()))
     assert llm.listened_to_its_end is not None
+
+
+@pytest.mark.parametrize("where", ["the loop's own thread", "another thread"])
+def test_the_garbage_collector_may_call_from_any_thread(where):
+    """vLLM's thread can't wait for its own work: there the end comes in a thread of its own."""
+    llm, folder, called = StandIn(), AdapterFolder(), threading.Event()
+
+    def collected():
+        close_from_any_thread(Resources(llm, llm.background, folder))
+        called.set()
+
+    if where == "another thread":
+        collected()
+    else:
+        llm.background._loop.call_soon_threadsafe(collected)
+    assert called.wait(10)
+    for thread in threading.enumerate():
+        if thread.name == "vllm-closing":
+            thread.join(10)
+    assert llm.listened_to_its_end is False
+    assert not folder.path.exists()

@@ -18,7 +18,6 @@ from loop_factory import picture, tiny_backbone
 from safetensors.torch import load_file
 
 from trinity_vlm.config import ModelConfig, load_config
-from trinity_vlm.engine.background import BackgroundLoop
 from trinity_vlm.engine.protocol import GenerationRequest, Sampling
 from trinity_vlm.engine.vllm.adapters import AdapterFolder, delta_size
 from trinity_vlm.engine.vllm.engine import VllmEngine
@@ -256,31 +255,6 @@ def test_banned_ids_are_out_of_the_logits_in_every_maker():
     assert model["head"](None) is None
     assert model["other"](torch.ones(1)).tolist() == [1.0]
     assert ban_in_logits(model["other"], [0]) == 0
-
-
-def test_work_runs_on_one_loop_whoever_asks_and_a_cancelled_wait_cancels_it():
-    """Two asyncio.run calls meet the same loop."""
-    background = BackgroundLoop("test")
-    events = []
-
-    async def where():
-        return id(asyncio.get_running_loop())
-
-    async def sleeper():
-        try:
-            await asyncio.sleep(60)
-        except asyncio.CancelledError:
-            events.append("cancelled")
-            raise
-
-    async def impatient():
-        await asyncio.wait_for(background.run(sleeper()), 0.05)
-
-    assert asyncio.run(background.run(where())) == asyncio.run(background.run(where())) == background.call(where())
-    with pytest.raises(TimeoutError):
-        asyncio.run(impatient())
-    background.close()
-    assert events == ["cancelled"]
 
 
 def test_the_prompt_goes_in_with_one_mark_per_image(backbone):

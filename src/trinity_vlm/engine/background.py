@@ -7,6 +7,8 @@ import threading
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
+from trinity_vlm.errors import EngineError
+
 T = TypeVar("T")
 
 
@@ -17,19 +19,39 @@ class BackgroundLoop:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name=name, daemon=True)
         self._thread.start()
+        self._closing = False
+
+    @property
+    def is_here(self) -> bool:
+        """Whether this very code runs on the loop's thread, which ``call`` and ``close`` would wait for forever."""
+        return threading.current_thread() is self._thread
 
     def call(self, work: Coroutine[Any, Any, T]) -> T:
         """Run ``work`` and wait for it, blocking this thread."""
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
     async def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run ``work`` and await it from another event loop; cancelling the wait cancels the work."""
-        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._loop))
+        """Run ``work`` and await it from another event loop; cancelling the wait cancels the work.
+
+        Raises EngineError when ``close`` ends the work, for whoever awaits it was not cancelled, and after ``close``.
+        """
+        if self._closing:
+            work.close()
+            raise EngineError("the engine is closed: nothing can be asked of it any more")
+        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return await asyncio.wrap_future(future)
+        except asyncio.CancelledError:
+            waiting = asyncio.current_task()
+            if self._closing and waiting is not None and not waiting.cancelling():
+                raise EngineError("the engine was closed while it was asked") from None
+            raise
 
     def close(self, last: Callable[[], Coroutine[Any, Any, None]] | None = None) -> None:
         """Cancel what still runs, run ``last`` and end the thread; harmless when called twice."""
         if self._loop.is_closed():
             return
+        self._closing = True
         self.call(_cancel_others())
         if last is not None:
             self.call(last())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +21,14 @@ class Resources:
     background: BackgroundLoop
     folder: AdapterFolder
     shared: SharedWeights | None = None
+
+
+def close_from_any_thread(resources: Resources) -> None:
+    """``close_all``, in a thread of its own where the garbage collector calls from vLLM's: it can't wait for itself."""
+    if resources.background.is_here:
+        threading.Thread(target=close_all, args=(resources,), name="vllm-closing").start()
+    else:
+        close_all(resources)
 
 
 def close_all(resources: Resources) -> None:

@@ -30,7 +30,7 @@ from trinity_vlm.engine.background import BackgroundLoop
 from trinity_vlm.engine.parity import completion_gap
 from trinity_vlm.engine.protocol import GenerationRequest, Sampling
 from trinity_vlm.engine.vllm.adapters import AdapterFolder, delta_size, deltas
-from trinity_vlm.engine.vllm.closing import Resources, close_all
+from trinity_vlm.engine.vllm.closing import Resources, close_from_any_thread
 from trinity_vlm.engine.vllm.library import engine_arguments, import_vllm, kernel_options, only_device, served_adapters
 from trinity_vlm.engine.vllm.requests import (
     Job,
@@ -104,7 +104,7 @@ class VllmEngine:
             raise EngineError(f"vLLM did not start: {type(error).__name__}: {error}") from error
         self._versions = AdapterVersions(self._llm, self._library.LoRARequest)
         self._resources = Resources(self._llm, self._background, self._folder)
-        self._closing = weakref.finalize(self, close_all, self._resources)
+        self._closing = weakref.finalize(self, close_from_any_thread, self._resources)
         if not adapters:
             opening = WeightWriter.open(self._llm.collective_rpc, backbone.model, self._folder.path)
             self._writer = self._background.call(opening)

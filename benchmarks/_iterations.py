@@ -47,7 +47,8 @@ class Iterations(logging.Handler):
 
     def between(self, start: float, end: float) -> Row:
         """Seconds, number and median milliseconds of decode iterations, by how many sequences they served, and of those
-        that read prompts as well; an iteration lasts from the outputs before it to its own."""
+        that read prompts as well. An iteration lasts from the outputs before it to its own: pauses in which nothing was
+        asked count, in seconds and not in medians (vLLM's own times leave out what it does asynchronously)."""
         during = [iteration for iteration in self.found if start <= iteration.at <= end]
         lasted = [(now, now.at - before.at) for before, now in pairwise(during)]
         rows = _summary("iterations/with_prompts", [s for i, s in lasted if i.prompt_tokens])

@@ -7,6 +7,7 @@ Guide: about 1 ms an image, 1 to 2 ms a problem with its image, below 1 ms a dem
 
 from __future__ import annotations
 
+import argparse
 import time
 from collections.abc import Callable
 
@@ -24,6 +25,7 @@ def milliseconds(work: Callable[[], object], items: int) -> float:
 
 
 def main() -> None:
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     world = Microcosm()
     world.problems("train", 50, 0)
     rows = {

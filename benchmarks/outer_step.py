@@ -48,6 +48,7 @@ from _roofline import (
     update_flops,
 )
 from PIL import Image
+from torch._dynamo.utils import calculate_time_spent, counters
 
 from trinity_vlm import assembly
 from trinity_vlm.assembly import System, assemble
@@ -164,6 +165,7 @@ def measured_step(system: System, step: int, tape: Tape, watch: GpuWatch, machin
     if on_gpu:
         torch.cuda.reset_peak_memory_stats()
     swap_seconds, swaps = _swaps(system)
+    before = _hidden_costs()
     start = time.perf_counter()
     result = outer_step(system, step)
     seconds = time.perf_counter() - start
@@ -171,6 +173,7 @@ def measured_step(system: System, step: int, tape: Tape, watch: GpuWatch, machin
     row |= {f"metrics/{key}": value for key, value in sorted(result.metrics.items()) if _worth_printing(key)}
     after, swaps_after = _swaps(system)
     row |= {"seconds/swaps": after - swap_seconds, "swaps": swaps_after - swaps}
+    row |= {f"hidden/{name}": value - before.get(name, 0) for name, value in _hidden_costs().items()}
     row |= watch.between(start, start + seconds)
     episodes = row["seconds/episodes"]
     for name, begin, end in (("episodes", start, start + episodes), ("after", start + episodes, start + seconds)):
@@ -193,6 +196,19 @@ def scaled(row: Row, images: int, to: int = 16) -> float:
 
 def _swaps(system: System) -> tuple[float, int]:
     return getattr(system.engine, "swap_seconds", 0.0), getattr(system.engine, "swaps", 0)
+
+
+def _hidden_costs() -> dict[str, float]:
+    """Since the process began: seconds spent compiling and graphs made, and the CUDA allocator's calls to the driver,
+    retries with its cache emptied and failures. A step that compiled, or whose memory was full, says so."""
+    compiling = calculate_time_spent()
+    costs = {"compile_seconds": compiling["total_wall_time"], "graphs": counters["stats"]["unique_graphs"]}
+    if torch.cuda.is_available():
+        memory = torch.cuda.memory_stats()
+        costs |= {
+            name: memory[name] for name in ("num_device_alloc", "num_device_free", "num_alloc_retries", "num_ooms")
+        }
+    return costs
 
 
 def _phases(result: StepResult, samples: Sequence[Sample], start: float) -> Row:

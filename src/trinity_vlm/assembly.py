@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from trinity_vlm.answers import Matcher
 from trinity_vlm.backbone import Backbone
 from trinity_vlm.backbone.loading import check_model
-from trinity_vlm.config import Config
+from trinity_vlm.config import Config, ImagesConfig
 from trinity_vlm.ema import VerifierEma, make_ema
 from trinity_vlm.engine.paper_layout import PaperLayoutEngine
 from trinity_vlm.engine.protocol import Engine
@@ -19,16 +20,19 @@ from trinity_vlm.engine.vllm.library import check_installed
 from trinity_vlm.engine_settings import ENGINE_KINDS, ENGINES_WITH_THEIR_OWN_MODEL
 from trinity_vlm.environments import Environment, environment_of
 from trinity_vlm.episode import Cast
-from trinity_vlm.errors import ConfigError
+from trinity_vlm.errors import ImageSourceError
 from trinity_vlm.evaluation import load_problems
 from trinity_vlm.extensions import load_object
-from trinity_vlm.fitting import check_compiler, check_plan, with_planned_cache
+from trinity_vlm.fitting import check_capacity, check_compiler, check_plan, check_share, with_planned_cache
 from trinity_vlm.images import ImageStream, open_source
 from trinity_vlm.roles import PromptSet, Questioner, Solver, Verifier
 from trinity_vlm.sizing import pixel_grid
 from trinity_vlm.trainer import Trainer
 from trinity_vlm.types import POLICY, VERIFIER
 from trinity_vlm.workers import Workers
+
+UNSET_SOURCE = "images"
+"""What the presets of large models have for ``images.source``: a folder that may be there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,32 +81,53 @@ def serve_adapters(engine: Engine, backbone: Backbone, version: int) -> None:
 
 
 def check(config: Config, workers: Workers | None = None) -> None:
-    """Refuse everything that can be refused short of loading weights.
+    """Refuse everything that can be refused short of loading weights; raises as the two checks below."""
+    workers = workers or Workers()
+    check_settings(config, workers)
+    check_machine(config, workers)
+
+
+def check_settings(config: Config, workers: Workers) -> None:
+    """Refuse what no machine could run.
 
     Raises UserError subclasses: sources that hold nothing, prompts that don't render, import paths that name nothing.
     """
-    workers = workers or Workers()
-    if config.images.per_step % workers.world:
-        raise ConfigError(
-            f"images.per_step={config.images.per_step} can't be shared by {workers.world} workers; "
-            f"use a multiple of {workers.world}"
-        )
+    check_share(config, workers.world)
     check_model(config.model, config.lora)
     PromptSet.load(config.roles.prompts)
     for key in ("questioner", "solver", "advantages"):
         load_object(getattr(config.rewards, key), f"rewards.{key}")
     _check_engines(config)
-    check_compiler(config)
-    check_plan(config, workers.world)
     load_problems(config.evaluation.model_copy(update={"problems": 1}))
-    open_source(config.images)
+    _check_images(config.images)
+
+
+def check_machine(config: Config, workers: Workers) -> None:
+    """Refuse what this machine certainly can't run; nothing is asked of a hub. `doctor` tells of the same, and more.
+
+    Raises TrainingError, and EngineError for engine.kind=vllm without vLLM.
+    """
+    if config.engine.kind == "vllm":
+        check_installed()
+    check_compiler(config)
+    check_capacity(config)
+    check_plan(config, workers.world)
+
+
+def _check_images(images: ImagesConfig) -> None:
+    """Raises ImageSourceError as ``open_source`` does; of a source that was never set it says just that."""
+    if images.source == UNSET_SOURCE and not Path(UNSET_SOURCE).exists():
+        raise ImageSourceError(
+            f"images.source must be set: which images to learn from, for example images.source=photos/ or "
+            f"images.source='shards/*.parquet' (it is {UNSET_SOURCE!r}, as in the presets, and there is no such folder "
+            f"in {Path.cwd()})"
+        )
+    open_source(images)
 
 
 def _check_engines(config: Config) -> None:
     engine, verifier = config.engine, config.roles.verifier_engine
-    if engine.kind == "vllm":
-        check_installed()
-    elif engine.kind not in ENGINE_KINDS:
+    if engine.kind not in ENGINE_KINDS:
         load_object(engine.kind, "engine.kind", ENGINE_KINDS)
     if engine.servers is None and verifier is None:
         return

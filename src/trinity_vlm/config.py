@@ -30,8 +30,8 @@ from trinity_vlm.section import (
     PositiveFloat,
     Section,
     Switch,
+    explain,
     leaf_keys,
-    suggestion,
 )
 
 PRESET_PACKAGE = "trinity_vlm.presets"
@@ -233,7 +233,7 @@ class Config(Section):
     steps: Positive = Field(300, description="outer steps")
     seed: int = Field(0, description="of all that is drawn: adapters' start, order of images, tokens")
     run_dir: str | None = Field(None, description="unset: runs/<preset>-<date>-<time>")
-    dry_run: bool = Field(False, description="check all but the weights, then say what doctor says, with its exit code")
+    dry_run: bool = Field(False, description="check settings, prompts and images, then end as doctor does")
     model: ModelConfig
     images: ImagesConfig
     roles: RolesConfig = RolesConfig()
@@ -327,7 +327,7 @@ def build_config(values: Mapping[str, Any]) -> Config:
     try:
         return Config.model_validate(values)
     except ValidationError as error:
-        raise ConfigError("\n".join(_explain(e) for e in error.errors())) from None
+        raise ConfigError("\n".join(explain(e, all_keys()) for e in error.errors())) from None
 
 
 def dump_config(config: Config) -> str:
@@ -378,18 +378,6 @@ def _parse_value(text: str) -> Any:
             return value
         return number if math.isfinite(number) else value
     return value
-
-
-def _explain(error: Any) -> str:
-    key = ".".join(str(part) for part in error["loc"])
-    if error["type"] == "extra_forbidden":
-        return f"{key}: unknown key{suggestion(key, all_keys())}"
-    if error["type"] == "missing":
-        return f"{key}: required, but not set"
-    message = error["msg"].removeprefix("Value error, ")
-    if error["type"] == "value_error":
-        return message
-    return f"{key}={error['input']!r}: {message[0].lower()}{message[1:]}"
 
 
 def all_keys() -> list[str]:

@@ -12,6 +12,7 @@ from importlib import resources
 from pathlib import Path
 
 from trinity_vlm.config import Config, load_config
+from trinity_vlm.environments import open_environment
 from trinity_vlm.rundir import Evaluation, RunDirectory
 from trinity_vlm.statistics import Interval, paired_change
 
@@ -82,6 +83,13 @@ def photo_config(folder: Path, overrides: Sequence[str] = ()) -> Config:
 def photo_folder() -> Path:
     """The public-domain pictures inside the package."""
     return Path(str(resources.files("trinity_vlm.tiny") / "pictures"))
+
+
+def save_picture(run: RunDirectory) -> Path:
+    """Write a microcosm picture that no run trains on beside the figure: the embedded model knows no other kind."""
+    path = run.path / "picture.png"
+    open_environment("microcosm").image("evolve-heldout", 0)[1].save(path)
+    return path
 
 
 def summarise(run: RunDirectory) -> Summary:

@@ -41,7 +41,7 @@ class EngineError(TrinityError):
 
 
 class TrainingError(TrinityError):
-    """The update can't continue: a non-finite loss, or a start-up check that did not hold."""
+    """The update can't continue: a non-finite loss, a failed start-up check, or a machine that can't run it."""
 
 
 class CheckpointError(TrinityError):

@@ -4,17 +4,49 @@ from __future__ import annotations
 
 from trinity_vlm.backbone.shapes import read_shape
 from trinity_vlm.config import Config
-from trinity_vlm.errors import ConfigError, ModelLoadError
-from trinity_vlm.machine import Gpu, current_gpu, find_compiler
+from trinity_vlm.errors import ConfigError, ModelLoadError, TrainingError
+from trinity_vlm.machine import Gpu, current_gpu, find_compiler, host_capacity_gib
+from trinity_vlm.memory_demand import GIB, Demand
 from trinity_vlm.memory_plan import MemoryPlan, plan_memory, planned_kv_gib, small_cache
-from trinity_vlm.model_shapes import ModelShape
+from trinity_vlm.model_shapes import ModelShape, known_shape
 
 REFUSED_ABOVE = 1.15
 """A plan over the GPU's memory by less than this may still run: some of its parts are estimates of the worst case."""
 
 
+def check_share(config: Config, workers: int) -> None:
+    """Raise ConfigError when ``workers`` processes can't share ``images.per_step`` equally."""
+    if config.images.per_step % workers:
+        raise ConfigError(
+            f"images.per_step={config.images.per_step} can't be shared by {workers} workers; use a multiple of "
+            f"{workers}"
+        )
+
+
+def check_capacity(config: Config) -> None:
+    """Raise TrainingError when the base weights alone exceed all memory of the device that they would be loaded to.
+
+    Asked of the presets' models only, whose sizes are known without a hub; anything else might fit, quantized or
+    smaller than it seems. A GPU's memory that others hold now, and swap, count as if they were free.
+    """
+    shape = known_shape(config.model.path, "all-linear")
+    if shape is None:
+        return
+    gpu = None if config.model.device == "cpu" else current_gpu()
+    demand = Demand(config, shape, on_gpu=gpu is not None)
+    weights = shape.parameters * demand.dtype_bytes / GIB
+    memory = host_capacity_gib() if gpu is None else gpu.total_gib
+    if weights > memory:
+        place = f"{gpu.name} has" if gpu else "this machine has no GPU to be used and"
+        raise TrainingError(
+            f"model.path={config.model.path!r}: its weights alone take {weights:.1f} GiB in {demand.dtype}, {place} "
+            f"{memory:.1f} GiB of memory. Take {'a larger' if gpu else 'a machine with a'} GPU or a smaller model; "
+            "`trinity-vlm doctor` shows the plan of a run"
+        )
+
+
 def check_plan(config: Config, workers: int = 1) -> None:
-    """Raise ConfigError, naming settings that help, when a run with vLLM exceeds its GPU by more than 15 %, or when
+    """Raise TrainingError, naming settings that help, when a run with vLLM exceeds its GPU by more than 15 %, or when
     its ``engine.vllm.kv_cache_gib`` holds less than one sequence of ``model.context``.
 
     Nothing is said about other engines, machines without a GPU, and models whose config is not here yet.
@@ -26,15 +58,15 @@ def check_plan(config: Config, workers: int = 1) -> None:
     gpu, shape = found
     plan = plan_memory(config, shape, gpu.free_gib, workers=workers)
     if plan.total_gib > REFUSED_ABOVE * gpu.free_gib:
-        raise ConfigError(_too_large(plan, gpu))
+        raise TrainingError(_too_large(plan, gpu))
     if plan.missing_cache_gib:
-        raise ConfigError(f"{small_cache(config, plan)}. {_what_fits(plan)}")
+        raise TrainingError(f"{small_cache(config, plan)}. {_what_fits(plan)}")
 
 
 def check_compiler(config: Config) -> None:
-    """Raise ConfigError when the run would find no C compiler on a machine with a GPU, and needs one."""
+    """Raise TrainingError when the run would find no C compiler on a machine with a GPU, and needs one."""
     if (problem := lacks_compiler(config)) and current_gpu() is not None and find_compiler() is None:
-        raise ConfigError(problem)
+        raise TrainingError(problem)
 
 
 def lacks_compiler(config: Config) -> str | None:

@@ -7,6 +7,7 @@ import os
 import platform
 import re
 import shutil
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -139,6 +140,14 @@ def _free_host_bytes() -> float:
     except OSError:
         return available
     return available if limit == "max" else min(available, float(limit) - float(used))
+
+
+def host_capacity_gib() -> float:
+    """All memory that a process of this machine, or of its container, could ever hold, with all swap."""
+    total, swap = psutil.virtual_memory().total, psutil.swap_memory().total
+    with suppress(OSError, ValueError):  # ValueError: "max", no limit
+        total = min(total, int((CGROUP / "memory.max").read_text()))
+    return (total + swap) / GIB
 
 
 def find_compiler() -> str | None:

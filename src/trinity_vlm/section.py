@@ -67,13 +67,43 @@ def leaf_keys(section: type[Section], prefix: str = "") -> list[str]:
     return keys
 
 
+EXAMPLES = {"images": "images.source=photos/", "model": "model.path=Qwen/Qwen3-VL-8B-Instruct"}
+"""Settings without a default, by their section."""
+
+
+def explain(error: Any, known: Sequence[str]) -> str:
+    """One of pydantic's errors in our words: the key, its value, and what it takes; ``known``: all keys."""
+    key, value = ".".join(str(part) for part in error["loc"]), error["input"]
+    if error["type"] == "extra_forbidden":
+        while isinstance(value, dict) and value:  # a section that is none: what was to be set in it
+            name, value = next(iter(value.items()))
+            key = f"{key}.{name}"
+        return f"{key}: unknown key{suggestion(key, known)}"
+    if error["type"] == "missing":
+        example = EXAMPLES.get(key.partition(".")[0])
+        return f"{key}: required, but not set" + (f"; for example {example}" if example else "")
+    message = error["msg"].removeprefix("Value error, ")
+    if error["type"] == "value_error":
+        return message
+    return f"{key}={value!r}: {message[0].lower()}{message[1:]}"
+
+
 def suggestion(key: str, known: Sequence[str]) -> str:
-    """What to say of an unknown key: a similar key of its section, all keys of that section, or where to look."""
+    """What to say of an unknown key: a similar key of its section, keys of other sections with the same last part, all
+    keys of its section, a similar key of any section, or where to look."""
     section, _, leaf = key.rpartition(".")
     siblings = {k.removeprefix(f"{section}."): k for k in known if section and k.startswith(f"{section}.")}
     if close := difflib.get_close_matches(leaf, siblings, n=1):
-        return f"; did you mean {siblings[close[0]]}?"
+        return _did_you_mean([siblings[close[0]]])
+    if namesakes := [k for k in known if k.rpartition(".")[2] == leaf]:
+        return _did_you_mean(namesakes)
     if siblings:
         return f"; {section} has {', '.join(siblings)}"
     close = difflib.get_close_matches(key, known, n=1)
-    return f"; did you mean {close[0]}?" if close else "; `trinity-vlm keys` lists all"
+    return _did_you_mean(close) if close else "; `trinity-vlm keys` lists all"
+
+
+def _did_you_mean(keys: Sequence[str]) -> str:
+    """For example ``"; did you mean lora.rank or ema.rank?"``"""
+    *others, last = keys
+    return f"; did you mean {', '.join(others)}{' or ' if others else ''}{last}?"

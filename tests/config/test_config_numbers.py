@@ -2,8 +2,9 @@
 
 import pytest
 
-from trinity_vlm.config import load_config
+from trinity_vlm.config import all_keys, load_config
 from trinity_vlm.errors import ConfigError
+from trinity_vlm.section import suggestion
 
 
 @pytest.mark.parametrize(
@@ -56,6 +57,12 @@ def test_booleans_stay_booleans_and_switches_need_no_quotes():
         ("update.learning_rate", "update.learning_rate: unknown key; update has lr, weight_decay,"),
         ("engine.vllm.gpu_memory", "engine.vllm.gpu_memory: unknown key; engine.vllm has kv_cache_gib,"),
         ("stepz", "stepz: unknown key; did you mean steps?"),
+        ("lr", "lr: unknown key; did you mean update.lr?"),
+        ("rank", "rank: unknown key; did you mean lora.rank or ema.rank?"),
+        ("lora.lr", "lora.lr: unknown key; did you mean update.lr?"),
+        ("update.kv_cache_gib", "update.kv_cache_gib: unknown key; did you mean engine.vllm.kv_cache_gib?"),
+        ("optimizer.lr", "optimizer.lr: unknown key; did you mean update.lr?"),
+        ("optimiser.adam.beta1", "optimiser.adam.beta1: unknown key; did you mean update.beta1?"),
         ("foo", "foo: unknown key; `trinity-vlm keys` lists all"),
     ],
 )
@@ -64,3 +71,30 @@ def test_an_unknown_key_is_answered_with_keys_of_its_own_section(key, message):
     with pytest.raises(ConfigError) as caught:
         load_config("tiny", [f"{key}=1"])
     assert str(caught.value).startswith(message)
+
+
+def test_the_last_part_alone_names_every_key_that_ends_with_it():
+    """Whatever key a user remembers without its section: it is named, and so are its namesakes."""
+    known = all_keys()
+    for key in known:
+        leaf = key.rpartition(".")[2]
+        if leaf == key:
+            continue
+        said = suggestion(leaf, [other for other in known if other != leaf])
+        assert said.startswith("; did you mean ")
+        named = set(said.removeprefix("; did you mean ").rstrip("?").replace(" or ", ", ").split(", "))
+        assert named == {other for other in known if other.endswith(f".{leaf}")}
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        ("model: {path: tiny}", "images: required, but not set; for example images.source=photos/"),
+        ("images: {source: a}\nmodel: {}", "model.path: required, but not set; for example model.path=Qwen/"),
+    ],
+)
+def test_what_has_no_default_is_asked_for_with_an_example(lines, message, tmp_path):
+    (tmp_path / "run.yaml").write_text(lines)
+    with pytest.raises(ConfigError) as error:
+        load_config(tmp_path / "run.yaml")
+    assert str(error.value).startswith(message)

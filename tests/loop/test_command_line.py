@@ -4,12 +4,14 @@ import json
 import re
 
 import pytest
+import yaml
 from loop_factory import picture, write_images
 from transformers.utils import is_torchvision_available
 
-from trinity_vlm import machine
+from trinity_vlm import fitting, machine
 from trinity_vlm.cli.main import EXIT_FAILURE, EXIT_USER, main
 from trinity_vlm.machine import Gpu
+from trinity_vlm.rundir import RunDirectory
 
 FAST = ["images.per_step=2", "roles.candidates=2", "roles.solutions=2", "evaluation.source=null", "steps=1"]
 
@@ -62,13 +64,40 @@ def test_help_and_version_exit_with_0(capsys):
     assert "resume" in capsys.readouterr().out
 
 
-def test_an_interrupt_names_the_way_back(capsys, monkeypatch):
+def test_an_interrupt_before_there_is_a_run_says_nothing_of_resuming(capsys, monkeypatch):
     def interrupted(*_arguments):
         raise KeyboardInterrupt
 
     monkeypatch.setattr("trinity_vlm.cli.training.load_config", interrupted)
     assert main(["train", "tiny"]) == 130
-    assert "resume" in capsys.readouterr().err
+    assert capsys.readouterr().err == "interrupted\n"
+
+
+def test_images_that_were_never_named_are_asked_for(capsys, monkeypatch, tmp_path):
+    """The presets' 'images' is a folder that may be there; without it the user is told to set the key, and how."""
+    monkeypatch.chdir(tmp_path)
+    text = " ".join(refused(capsys, "train", "qwen3-vl-8b", "dry_run=true").split())
+    assert "images.source must be set" in text
+    assert "for example images.source=photos/" in text
+    write_images(tmp_path / "images")
+    monkeypatch.setattr(machine, "gpus", lambda: (H200,))
+    assert main(["train", "qwen3-vl-8b", "dry_run=true"]) == 0
+
+
+@pytest.mark.parametrize("preset", ["qwen3-vl-8b", "qwen2.5-vl-7b"])
+def test_what_this_machine_cannot_hold_is_refused_before_anything_is_asked_of_a_hub(
+    capsys, monkeypatch, tmp_path, preset
+):
+    """With doctor's exit code, in doctor's words, and without a run directory."""
+    monkeypatch.setattr(fitting, "current_gpu", lambda: None)
+    monkeypatch.setattr(fitting, "host_capacity_gib", lambda: 8.0)
+    monkeypatch.setattr("socket.socket.connect", lambda *_: pytest.fail("a hub was asked"))
+    run, folder = tmp_path / "run", write_images(tmp_path / "pictures")
+    assert main(["train", preset, f"run_dir={run}", f"images.source={folder}"]) == EXIT_FAILURE
+    text = capsys.readouterr().err
+    assert "its weights alone take 3" in text
+    assert "doctor" in text
+    assert not run.exists()
 
 
 def test_an_unknown_preset_lists_the_known_ones(capsys):
@@ -109,6 +138,9 @@ SMALL = Gpu("Imagined", 24.0, 23.5)
         ("qwen2.5-vl-7b", (), (), EXIT_FAILURE, "no GPU here"),
         ("qwen3-vl-8b", (), (SMALL,), EXIT_FAILURE, "too much"),
         ("tiny", ("tracking.trackers=[wandb]",), (), EXIT_FAILURE, "wandb: not installed"),
+        ("tiny", ("engine.kind=vllm",), (), EXIT_FAILURE, "engine.kind=vllm: not installed"),
+        ("qwen3-vl-8b", ("engine.kind=vllm",), (SMALL,), EXIT_FAILURE, "too much"),
+        ("qwen3-vl-8b", ("engine.kind=vllm", "engine.vllm.kv_cache_gib=2"), (H200,), EXIT_FAILURE, "one sequence"),
     ],
 )
 def test_a_dry_run_tells_what_the_doctor_tells_and_writes_nothing(
@@ -117,9 +149,10 @@ def test_a_dry_run_tells_what_the_doctor_tells_and_writes_nothing(
     """The same lines and the same exit code, after the checks of settings, prompts and images."""
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setattr(machine, "gpus", lambda: gpus)
+    monkeypatch.setattr(fitting, "current_gpu", lambda: gpus[0] if gpus else None)
     monkeypatch.setattr(machine, "_free_host_bytes", lambda: 12 * machine.GIB)
     found = machine._found
-    monkeypatch.setattr(machine, "_found", lambda modules: modules != ("wandb",) and found(modules))
+    monkeypatch.setattr(machine, "_found", lambda modules: not {"wandb", "vllm"} & set(modules) and found(modules))
     run_dir = tmp_path / "run"
     settings = [preset, f"run_dir={run_dir}", f"images.source={write_images(tmp_path / 'pictures')}", *overrides]
     assert main(["train", *settings, "dry_run=true"]) == code
@@ -181,8 +214,9 @@ def test_train_resume_play_solve_and_export_work_together(capsys, tmp_path):
     folder = write_images(tmp_path / "pictures")
     run = tmp_path / "run"
     assert main(["train", "tiny", f"run_dir={run}", f"images.source={folder}", *FAST]) == 0
+    assert "starting with step 1 of 1" in capsys.readouterr().out
     assert main(["resume", str(run), "steps=2"]) == 0
-    capsys.readouterr()
+    assert "going on after step 1 of 2" in capsys.readouterr().out
     assert main(["resume", str(run)]) == 0
     assert "2 of 2 steps are done already" in " ".join(capsys.readouterr().out.split())
     image = folder / "0.png"
@@ -190,6 +224,7 @@ def test_train_resume_play_solve_and_export_work_together(capsys, tmp_path):
     assert main(["solve", str(image), "How many circles are there?", "--run", str(run)]) == 0
     assert main(["export", str(run), "--out", str(tmp_path / "adapter")]) == 0
     capsys.readouterr()
+    assert_card_is_true((tmp_path / "adapter" / "README.md").read_text(), RunDirectory.open(run), step=2)
     assert main(["export", str(run), "--out", str(tmp_path / "merged"), "--what", "merged"]) == 0
     assert ("needs torchvision" in " ".join(capsys.readouterr().out.split())) == (not is_torchvision_available())
     assert main(["export", str(run), "--out", str(tmp_path / "pairs.parquet"), "--what", "pairs"]) == 0
@@ -198,6 +233,23 @@ def test_train_resume_play_solve_and_export_work_together(capsys, tmp_path):
     assert (run / "figure.png").exists()
     assert main(["train", "tiny", f"run_dir={run}", *FAST]) == EXIT_USER
     assert "already holds a run" in capsys.readouterr().err
+
+
+def assert_card_is_true(card, run, step):
+    """What it says is the run's own; nothing of peft's template is left, and the code loads the adapter."""
+    assert "More Information Needed" not in card
+    assert f"after step {step} of {run.config.steps}" in card
+    assert all(fact in card for fact in (run.run_id, run.manifest.config_hash, run.manifest.prompt_digest))
+    assert f"rank {run.config.lora.rank}, alpha 32" in card
+    assert run.config.images.source in card
+    assert "--max-lora-rank 16" in card
+    folder = run.path.parent / "adapter"
+    code = re.search(r"```python\n(.*?)```", card, re.DOTALL)[1].replace("PATH/OF/THIS/FOLDER", str(folder))
+    names = {}
+    exec(code, names)
+    assert type(names["model"]).__name__.startswith("Peft")
+    head = yaml.safe_load(card.split("---")[1])
+    assert head["base_model"] == names["model"].peft_config["default"].base_model_name_or_path
 
 
 def test_a_setting_that_may_not_change_is_refused_on_resume(capsys, tmp_path):

@@ -14,8 +14,11 @@ import trinity_vlm
 from trinity_vlm.cli import demonstrating
 from trinity_vlm.cli.console import HEADER_EVERY, ConsoleReporter
 from trinity_vlm.cli.invocation import as_typed, invocation
+from trinity_vlm.cli.leaving import way_back
 from trinity_vlm.cli.main import EXIT_USER, app, main
+from trinity_vlm.config import load_config
 from trinity_vlm.demo import Summary
+from trinity_vlm.rundir import RunDirectory
 
 SOURCES = sorted(Path(trinity_vlm.__file__).parent.rglob("*.py"))
 COMMANDS = [command.name for command in app.registered_commands]
@@ -100,18 +103,18 @@ def test_commands_in_errors_notes_usage_and_the_demos_last_line_are_as_typed(pla
     ConsoleReporter(Console()).note("go on with `trinity-vlm resume runs/a`")
     assert f"`{typed} resume runs/a`" in capsys.readouterr().out
 
-    def interrupted(*_arguments):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("trinity_vlm.cli.training.load_config", interrupted)
-    assert main(["train", "tiny"]) == 130
-    assert f"`{typed} resume RUN`" in capsys.readouterr().err
+    with RunDirectory.create("my runs/b", load_config("tiny")) as run:
+        run.append_metrics(0, {})
+        with pytest.raises(KeyboardInterrupt), way_back(run):
+            raise KeyboardInterrupt
+    assert f"`{typed} resume 'my runs/b'` goes on" in capsys.readouterr().err
     monkeypatch.setattr(demonstrating, "_train", lambda path, *_rest: path)
     monkeypatch.setattr(demonstrating.RunDirectory, "open", lambda path: path)
+    monkeypatch.setattr(demonstrating, "save_picture", lambda path: path / "picture.png")
     monkeypatch.setattr(demonstrating, "summarise", lambda _run: Summary(0, 1, (), (), None, None, None, 0))
     assert main(["demo", "--run-dir", "my runs/a", "--no-photos"]) == 0
     last = capsys.readouterr().out.splitlines()[-1]
-    assert re.search(rf"  {typed} play \S+/astronaut\.jpg --run 'my runs/a'$", last)
+    assert re.search(rf"  {typed} play 'my runs/a/picture\.png' --run 'my runs/a'$", last)
 
 
 def test_the_last_line_of_a_program_off_the_path_runs_as_typed(tmp_path):

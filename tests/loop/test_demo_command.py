@@ -1,13 +1,17 @@
 """The demonstration: one command from nothing to a figure and a summary; what the summary may claim."""
 
+import shlex
+
 import pytest
 from loop_factory import SMALL, small_config
+from PIL import Image
 
 from trinity_vlm import demo
 from trinity_vlm.cli.console import ConsoleReporter
 from trinity_vlm.cli.demonstrating import verdict
 from trinity_vlm.cli.main import EXIT_INTERRUPT, EXIT_USER, main
 from trinity_vlm.demo import Row, Summary, photo_folder, summarise
+from trinity_vlm.environments import open_environment
 from trinity_vlm.rundir import Evaluation, RunDirectory
 from trinity_vlm.statistics import Interval
 
@@ -36,6 +40,16 @@ def test_a_demo_without_photos_trains_draws_and_compares(capsys, tmp_path):
     assert "on the same 8 problems" in text
     assert "first 1 steps" in text
     assert "Verifier precision" in text
+    assert_hint_works(text, path)
+
+
+def assert_hint_works(text, path):
+    """The last line is a command that plays a picture of the kind that the model knows, with what it learnt."""
+    command = shlex.split(text.strip().splitlines()[-1].partition("up close, ")[2].partition(":  ")[2])
+    assert command[1:] == ["play", str(path / "picture.png"), "--run", str(path)]
+    expected = open_environment("microcosm").image("evolve-heldout", 0)[1]
+    assert Image.open(path / "picture.png").tobytes() == expected.tobytes()
+    assert main(command[1:]) == 0
 
 
 @pytest.mark.long
@@ -77,6 +91,7 @@ def test_an_interrupted_demo_goes_on_where_it_stopped(capsys, tmp_path, monkeypa
     with monkeypatch.context() as patch:
         patch.setattr(ConsoleReporter, "step", interrupted)
         assert run_demo(path, [*ONE_STEP, "steps=2"], "--no-photos") == EXIT_INTERRUPT
+    assert capsys.readouterr().err.splitlines() == ["the same command goes on after step 1 of 2", "interrupted"]
     assert run_demo(path, [*ONE_STEP, "steps=2"], "--no-photos") == 0
     assert "going on with" in capsys.readouterr().out
     assert [p.name for p in tmp_path.iterdir()] == ["demo"]

@@ -6,12 +6,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from trinity_vlm import fitting, machine
 from trinity_vlm.cli import doctoring
 from trinity_vlm.cli.main import EXIT_FAILURE, EXIT_USER, main
 from trinity_vlm.config import load_config
-from trinity_vlm.errors import ConfigError
+from trinity_vlm.errors import TrainingError
 from trinity_vlm.machine import EXTRAS, REQUIRED, UNKNOWN, VLLM, Gpu, Package, find_compiler, inspect_machine
 from trinity_vlm.model_shapes import known_shape
 
@@ -103,8 +104,8 @@ def test_workers_share_the_images(capsys, no_gpu):
     assert "slower the cache holds less" in told(capsys, *vllm)[1]
     assert "slower" not in told(capsys, *vllm, "--workers", "8")[1]
     code, text = told(capsys, *vllm, "--workers", "3")
-    assert code == EXIT_FAILURE
-    assert "images.per_step=16: 3 workers need a multiple of 3" in text
+    assert code == EXIT_USER
+    assert "images.per_step=16 can't be shared by 3 workers; use a multiple of 3" in text
 
 
 def test_workers_are_planned_for_the_fullest_of_their_gpus_and_share_the_cpu(capsys, monkeypatch):
@@ -156,7 +157,7 @@ def test_a_missing_compiler_is_a_problem_of_what_needs_one_on_a_gpu(
     assert f"problem {reason}: on a GPU Triton needs a C compiler" in text
     assert f"install a C compiler such as gcc, or set {way_out} " in text
     assert code == EXIT_FAILURE
-    with pytest.raises(ConfigError, match=f"^{reason}: .* install a C compiler such as gcc, or set {way_out}$"):
+    with pytest.raises(TrainingError, match=f"^{reason}: .* install a C compiler such as gcc, or set {way_out}$"):
         fitting.check_compiler(config)
 
 
@@ -203,6 +204,22 @@ def test_vllm_that_is_not_installed_is_a_problem(capsys, monkeypatch):
     assert code == EXIT_FAILURE
     assert "pip install -e '.[vllm]'" in text
     assert "verdict it would fit, but for the problem above" in text
+
+
+def test_several_problems_are_counted(capsys, monkeypatch, no_gpu):
+    monkeypatch.setattr(machine, "_found", lambda modules: not {"vllm", "wandb", "trackio"} & set(modules))
+    wanted = (*ONE_8B, "engine.kind=vllm", "tracking.trackers=[wandb, trackio]")
+    _, text = told(capsys, *wanted)
+    assert text.count("problem ") == 4
+    assert "verdict it would fit, but for the 4 problems above" in text
+
+
+def test_a_gpu_that_is_asked_for_and_not_here_is_refused_as_by_a_run(capsys, monkeypatch):
+    """It once fitted, on the CPU; for another machine's GPU nothing is asked of this one."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    code, text = told(capsys, "tiny", "model.device=cuda")
+    assert (code, "torch sees no GPU" in text) == (EXIT_USER, True)
+    assert told(capsys, "tiny", "model.device=cuda", "--gpu-gib", "80")[0] == 0
 
 
 def test_another_machine_is_not_judged_by_what_is_installed_here(capsys, monkeypatch, no_gpu):
@@ -301,7 +318,7 @@ def test_training_is_refused_only_far_beyond_the_gpu(monkeypatch):
     """More than 15 % over: 43.0 GiB with the least cache are too much for 30 GiB, and tried on 38."""
     config = load_config("qwen3-vl-8b", ["engine.kind=vllm"])
     monkeypatch.setattr(fitting, "current_gpu", lambda: Gpu("Imagined", 139.8, 30.0))
-    with pytest.raises(ConfigError, match=r"needs about \d+ GiB.*base weights 16.3.*30 of 140 GiB free.*doctor"):
+    with pytest.raises(TrainingError, match=r"needs about \d+ GiB.*base weights 16.3.*30 of 140 GiB free.*doctor"):
         fitting.check_plan(config)
     for memory in (38.0, 139.8):
         monkeypatch.setattr(fitting, "current_gpu", lambda memory=memory: Gpu("Imagined", 139.8, memory))
@@ -313,11 +330,52 @@ def test_training_is_refused_with_a_cache_that_holds_no_sequence(monkeypatch):
     monkeypatch.setattr(fitting, "current_gpu", lambda: Gpu("Imagined", 139.8, 139.8))
     small = load_config("qwen3-vl-8b", ["engine.kind=vllm", "engine.vllm.kv_cache_gib=2"])
     with pytest.raises(
-        ConfigError,
+        TrainingError,
         match=r"kv_cache_gib=2 .*model.context=20480.*2.82 GiB.*What fits: engine.vllm.kv_cache_gib=40.5 or model.cont",
     ):
         fitting.check_plan(small)
     fitting.check_plan(load_config("qwen3-vl-8b", ["engine.kind=vllm", "engine.vllm.kv_cache_gib=2.82"]))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "gpu_gib", "host_gib", "refusal"),
+    [
+        ((), None, 32.0, "32.7 GiB in float32, this machine has no GPU"),
+        ((), None, 33.0, None),
+        (("model.dtype=bfloat16",), None, 16.0, "16.3 GiB in bfloat16, this machine has no GPU"),
+        (("model.dtype=bfloat16",), None, 17.0, None),
+        ((), 16.0, 999.0, "16.3 GiB in bfloat16, Imagined has 16.0 GiB"),
+        ((), 17.0, 1.0, None),
+        (("model.device=cpu",), 80.0, 32.0, "32.7 GiB in float32, this machine has no GPU"),
+        (("model.path=nobody/nothing",), None, 1.0, None),
+        (("lora.targets=[qkv]",), None, 999.0, None),
+    ],
+)
+def test_weights_that_no_memory_here_can_hold_are_refused(monkeypatch, overrides, gpu_gib, host_gib, refusal):
+    """8.77 G parameters of 4 or 2 bytes against the whole device, whatever others hold of it; unknown sizes pass."""
+    gpu = None if gpu_gib is None else Gpu("Imagined", gpu_gib, 0.5)
+    monkeypatch.setattr(fitting, "current_gpu", lambda: gpu)
+    monkeypatch.setattr(fitting, "host_capacity_gib", lambda: host_gib)
+    config = load_config("qwen3-vl-8b", overrides)
+    if refusal is None:
+        fitting.check_capacity(config)
+        return
+    with pytest.raises(
+        TrainingError, match=f"^model.path='Qwen/Qwen3-VL-8B-Instruct': its weights alone take {refusal}"
+    ):
+        fitting.check_capacity(config)
+
+
+def test_a_containers_limit_is_its_memory(monkeypatch, tmp_path):
+    """With all swap; "max" and no file at all are no limit."""
+    monkeypatch.setattr(machine, "CGROUP", tmp_path)
+    swap = machine.psutil.swap_memory().total / machine.GIB
+    whole = machine.host_capacity_gib()
+    assert whole == machine.psutil.virtual_memory().total / machine.GIB + swap
+    (tmp_path / "memory.max").write_text("max\n")
+    assert machine.host_capacity_gib() == whole
+    (tmp_path / "memory.max").write_text(f"{2**29}\n")
+    assert machine.host_capacity_gib() == 0.5 + swap
 
 
 def test_a_run_of_many_workers_is_planned_for_one_of_them(monkeypatch):
@@ -332,7 +390,7 @@ def test_a_run_of_many_workers_is_planned_for_one_of_them(monkeypatch):
     between = (alone + shared) / 2 / fitting.REFUSED_ABOVE
     monkeypatch.setattr(fitting, "current_gpu", lambda: Gpu("Imagined", 139.8, between))
     fitting.check_plan(config, 256)
-    with pytest.raises(ConfigError, match="What fits"):
+    with pytest.raises(TrainingError, match="What fits"):
         fitting.check_plan(config)
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from trinity_vlm.cli.keys import allowed_values, describe_keys
-from trinity_vlm.cli.main import main
+from trinity_vlm.cli.main import EXIT_USER, main
 from trinity_vlm.config import (
     Config,
     ImagesConfig,
@@ -15,6 +15,7 @@ from trinity_vlm.config import (
     all_keys,
     build_config,
     load_config,
+    preset_names,
 )
 from trinity_vlm.errors import ConfigError
 
@@ -85,3 +86,47 @@ def test_on_a_terminal_a_key_is_never_cut(capsys, monkeypatch):
     monkeypatch.setenv("NO_COLOR", "1")
     assert main(["keys", "gradient_checkpointing"]) == 0
     assert "update.gradient_checkpointing" in capsys.readouterr().out
+
+
+def shown(capsys, *arguments):
+    """The lines of ``keys`` in a pipe by key: value, and what follows it."""
+    assert main(["keys", *arguments]) == 0
+    pairs = (line.split(" = ", 1) for line in capsys.readouterr().out.splitlines())
+    return {key: tuple(rest.split("  # ", 1)) for key, rest in pairs}
+
+
+@pytest.mark.parametrize("preset", preset_names())
+def test_a_presets_values_are_shown_and_marked_where_they_differ(capsys, preset):
+    """What is shown sets the same configuration again, key by key; a mark stands where the default is another value."""
+    plain, values = shown(capsys), shown(capsys, "--preset", preset)
+    assert list(values) == all_keys()
+    config = load_config(preset)
+    nested = [key for key, (value, _) in values.items() if value.startswith("{")]
+    assert not nested, "presets set no whole sections"
+    settings = [f"{key}={'null' if value == 'unset' else value}" for key, (value, _) in values.items()]
+    assert load_config(preset, settings) == config
+    for key, (value, text) in values.items():
+        default = plain[key][0]
+        mark = "(required) " if default == "required" else f"(default {default}) " if value != default else ""
+        assert text == mark + plain[key][1]
+
+
+def test_a_files_values_are_shown_and_searched(capsys, tmp_path):
+    """Lists and whole sections as they are written; an unknown preset is refused."""
+    file = tmp_path / "own.yaml"
+    file.write_text(
+        "{model: {path: tiny}, images: {source: [a, b]}, update: {lr: 0.25},"
+        " roles: {verifier_engine: {kind: openai, urls: ['http://a:1'], model: m}}}"
+    )
+    meaning = shown(capsys, "update.lr")["update.lr"][1]
+    assert shown(capsys, "update.lr", "--preset", str(file)) == {"update.lr": ("0.25", f"(default 1e-05) {meaning}")}
+    values = shown(capsys, "--preset", str(file))
+    assert values["images.source"][0] == "[a, b]"
+    assert "urls: [http://a:1]" in values["roles.verifier_engine"][0]
+    assert main(["keys", "--preset", "huge"]) == EXIT_USER
+    assert "qwen3-vl-8b" in capsys.readouterr().err
+
+
+def test_the_help_of_keys_shows_the_way_to_a_presets_values(capsys):
+    assert main(["keys", "--help"]) == 0
+    assert "keys lr --preset tiny" in capsys.readouterr().out

@@ -94,7 +94,7 @@ def test_what_another_worker_found_counts_for_all(system):
             found = check_that_the_engine_still_agrees(shared, STEP)
             assert (found["verifier_gap"], found["verifier_gap_max"]) == (2e-3, 0.5)
         else:
-            with pytest.raises(TrainingError, match="worker 1's text prompts: mean 0.2"):
+            with pytest.raises(TrainingError, match=r"worker 1's text prompts: mean 0\.2"):
                 check_that_the_engine_still_agrees(shared, STEP)
 
 

@@ -7,11 +7,12 @@ import pytest
 from loop_factory import small_config, write_images
 
 import trinity_vlm
-from trinity_vlm.assembly import check
+from trinity_vlm.assembly import check_settings
 from trinity_vlm.cli.training import prompt_digest
 from trinity_vlm.config import Config, Section, all_keys, load_config, preset_names
 from trinity_vlm.loop import evolve
 from trinity_vlm.rundir import RunDirectory
+from trinity_vlm.workers import Workers
 
 PACKAGE = Path(trinity_vlm.__file__).parent
 COMMAND_LINE_KEYS = {"run_dir", "dry_run"}
@@ -77,4 +78,4 @@ def test_a_run_really_reads_its_settings(tmp_path, monkeypatch):
 @pytest.mark.parametrize("preset", preset_names())
 def test_every_preset_passes_the_checks_of_a_dry_run(preset, tmp_path):
     folder = write_images(tmp_path / "pictures")
-    check(load_config(preset, [f"images.source={folder}", "dry_run=true"]))
+    check_settings(load_config(preset, [f"images.source={folder}", "dry_run=true"]), Workers())

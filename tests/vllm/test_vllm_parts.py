@@ -370,5 +370,5 @@ def test_measured_kernel_options_are_used_on_the_gpu_they_were_measured_on(monke
 @pytest.mark.skipif(importlib.util.find_spec("vllm") is not None, reason="vLLM is installed here")
 def test_a_missing_vllm_is_named_with_what_to_install(backbone):
     """Before anything is started."""
-    with pytest.raises(ConfigError, match=r"pip install -e '\.\[vllm\]'.*engine.kind=transformers"):
+    with pytest.raises(EngineError, match=r"pip install -e '\.\[vllm\]'.*engine.kind=transformers"):
         VllmEngine(backbone, ModelConfig(path="tiny"), VllmConfig(), 8)

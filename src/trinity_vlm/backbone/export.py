@@ -18,6 +18,7 @@ from trinity_vlm.config import ModelConfig
 from trinity_vlm.ema import LowRank
 
 SIDE_FILES = ("*.json", "*.jinja", "*.txt", "*.model")
+CARD = "README.md"
 WEIGHT_INDEX = "index.json"
 
 
@@ -34,13 +35,17 @@ class MergeReport:
 
 
 def save_adapter(backbone: Backbone, name: str, folder: Path) -> None:
-    """Write the adapter as a PEFT directory: ``PeftModel.from_pretrained(base, folder)`` loads it."""
+    """Write the adapter as a PEFT directory: ``PeftModel.from_pretrained(base, folder)`` loads it.
+
+    Without the model card that peft adds, a template to be filled in.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     backbone.model.save_pretrained(str(folder), selected_adapters=[name])  # type: ignore[operator]
     nested = folder / name
     for file in nested.iterdir():
         file.replace(folder / file.name)
     nested.rmdir()
+    (folder / CARD).unlink(missing_ok=True)
 
 
 def save_merged(factors: Mapping[str, LowRank], config: ModelConfig, folder: Path) -> MergeReport:

@@ -13,11 +13,25 @@ from rich.table import Table
 
 from trinity_vlm.cli.console import duration, percent, points
 from trinity_vlm.cli.invocation import invocation
+from trinity_vlm.cli.leaving import removed_if_empty, way_back
 from trinity_vlm.cli.training import evolve_on_console, prompt_digest
 from trinity_vlm.config import Config
-from trinity_vlm.demo import LONG_STEPS, SHORT_STEPS, Row, Summary, demo_config, photo_config, photo_folder, summarise
+from trinity_vlm.demo import (
+    LONG_STEPS,
+    SHORT_STEPS,
+    Row,
+    Summary,
+    demo_config,
+    photo_config,
+    photo_folder,
+    save_picture,
+    summarise,
+)
 from trinity_vlm.rundir import RunDirectory, latest_checkpoint
 from trinity_vlm.workers import Workers
+
+SAME_COMMAND = "the same command"
+"""What an interrupted demo goes on with; `resume` would leave out its summary."""
 
 
 def demo(
@@ -45,8 +59,13 @@ def demo(
         console.rule("the same loop on a folder of ordinary pictures")
         _train(path.with_name(path.name + "-pictures"), photo_config(photo_folder(), settings or []), console)
     console.print(f"total time {duration(time.monotonic() - started)}; look at {path / 'figure.png'}")
-    arguments = shlex.join(["play", str(photo_folder() / "astronaut.jpg"), "--run", str(path)])
-    console.print(f"one episode up close:  {invocation()} {arguments}", markup=False, highlight=False, soft_wrap=True)
+    arguments = shlex.join(["play", str(save_picture(RunDirectory.open(path))), "--run", str(path)])
+    console.print(
+        f"one episode up close, on a picture it was not trained on:  {invocation()} {arguments}",
+        markup=False,
+        highlight=False,
+        soft_wrap=True,
+    )
 
 
 def _train(path: Path, config: Config, console: Console) -> Path:
@@ -59,11 +78,12 @@ def _train(path: Path, config: Config, console: Console) -> Path:
         number += 1
     if (path / "manifest.json").exists():
         console.print(f"going on with {path}")
-        opened = RunDirectory.resume(path, config, prompt_digest=prompt_digest(config))
-    else:
-        check(config)
-        opened = RunDirectory.create(path, config, prompt_digest=prompt_digest(config))
-    with opened as run:
+        with RunDirectory.resume(path, config, prompt_digest=prompt_digest(config)) as run, way_back(run, SAME_COMMAND):
+            evolve_on_console(run, console, Workers())
+        return path
+    check(config)
+    created = RunDirectory.create(path, config, prompt_digest=prompt_digest(config))
+    with created as run, removed_if_empty(run, console), way_back(run, SAME_COMMAND):
         evolve_on_console(run, console, Workers())
     return path
 

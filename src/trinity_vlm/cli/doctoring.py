@@ -68,7 +68,9 @@ def doctor(
     were recomputed, unless update.gradient_checkpointing=off. Where it does
     not fit, the plan names settings that make it fit.
 
-    Exits with 0 when all is well, with 1 when this machine lacks something or the run does not fit.
+    Exits with 0 when all is well, with 1 when this machine lacks something or
+    the run does not fit, with 2 when the command line, a setting or a file
+    that it names is at fault. `train ... dry_run=true` ends alike.
     """
     if gpu_gib is not None and not math.isfinite(gpu_gib):
         raise typer.BadParameter(f"{gpu_gib} is no size of a GPU; give GiB, for example 80", param_hint="--gpu-gib")
@@ -86,7 +88,7 @@ def examine(
 ) -> tuple[Machine, Diagnosis | None]:
     """Look at this machine and, where there is a configuration, at how its run fits; both are printed.
 
-    Raises ModelLoadError as ``diagnose`` does, after the machine was printed.
+    Raises ModelLoadError and ConfigError as ``diagnose`` does, after the machine was printed.
     """
     machine = inspect_machine(Path(config.run_dir if config and config.run_dir else "runs"))
     show_machine(machine, console)
@@ -105,15 +107,21 @@ def all_well(machine: Machine, diagnosis: Diagnosis | None) -> bool:
 def diagnose(config: Config, machine: Machine, gpu_gib: float | None, workers: int = 1) -> Diagnosis:
     """Plan one worker for a GPU of ``gpu_gib``, else for the one here, else for the CPU or an imagined GPU.
 
-    Raises ModelLoadError when the model's config is neither here nor on the hub, nor its shape built in.
+    Raises ModelLoadError when the model's config is neither here nor on the hub, nor its shape built in, or when
+    model.device=cuda and no GPU is here; ConfigError when the workers can't share a step's images.
     """
+    from trinity_vlm.backbone.loading import choose_device
     from trinity_vlm.backbone.shapes import read_shape
+    from trinity_vlm.fitting import check_share
 
+    check_share(config, workers)
+    if gpu_gib is None:  # else it is about another machine
+        choose_device(config.model)
     shape, built_in = read_shape(config.model, config.lora, fetch=True)
     device, memory, on_gpu = _device(config, machine, shape, gpu_gib, workers)
     plan = plan_memory(config, shape, memory, on_gpu=on_gpu, workers=workers)
-    problems = [*_problems_of_plan(config, plan, workers)]
-    if gpu_gib is None:  # else it is about another machine
+    problems = [*_problems_of_plan(config, plan)]
+    if gpu_gib is None:
         problems += _problems_of_machine(config, machine, absent=on_gpu and not machine.gpus)
     return Diagnosis(shape, built_in, device, plan, tuple(problems))
 
@@ -141,14 +149,12 @@ def _device(
     )
 
 
-def _problems_of_plan(config: Config, plan: MemoryPlan, workers: int) -> Iterator[str]:
+def _problems_of_plan(config: Config, plan: MemoryPlan) -> Iterator[str]:
     if plan.excess_gib:
         way_out = "" if plan.advice else "; take a smaller model or a larger GPU"
         yield f"{_size(plan.excess_gib)} too much{way_out}"
     if plan.missing_cache_gib:
         yield small_cache(config, plan)
-    if config.images.per_step % workers:
-        yield f"images.per_step={config.images.per_step}: {workers} workers need a multiple of {workers}"
 
 
 def _problems_of_machine(config: Config, machine: Machine, *, absent: bool) -> Iterator[str]:
@@ -239,7 +245,9 @@ def _show_verdict(diagnosis: Diagnosis, console: Console) -> None:
     elif plan.verdict is Verdict.TOO_LARGE:
         _line(console, "verdict", "it does not fit", "bold red")
     else:
-        _line(console, "verdict", "it would fit, but for the problem above", "bold yellow")
+        number = len(diagnosis.problems)
+        above = "the problem above" if number == 1 else f"the {number} problems above"
+        _line(console, "verdict", f"it would fit, but for {above}", "bold yellow")
 
 
 def _size(gib: float) -> str:

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from trinity_vlm.cli.adapter_card import write_card
 from trinity_vlm.errors import UserError
 from trinity_vlm.rundir import RunDirectory, export_pairs
 
@@ -33,12 +34,16 @@ def export(
 ) -> None:
     """Write the trained Solver, or the verified question-answer pairs, of a run.
 
-        trinity-vlm export runs/demo --out solver-adapter
-        trinity-vlm export runs/demo --what merged --out solver          loads in transformers and vLLM
-        trinity-vlm export runs/demo --what pairs --out pairs.parquet    loads with datasets.load_dataset("parquet")
+    The best checkpoint by held-out accuracy is used, else the latest.
 
-    The best checkpoint by held-out accuracy is used, else the latest. Where a family also takes videos (Qwen-VL),
-    AutoProcessor needs torchvision to load a merged model's processor; AutoImageProcessor and AutoTokenizer do not.
+        trinity-vlm export runs/demo --out adapter
+        trinity-vlm export runs/demo --what merged --out solver
+        trinity-vlm export runs/demo --what pairs --out pairs.parquet
+
+    An adapter's README.md says what it comes from and how peft and vLLM load
+    it. A merged model loads in transformers and vLLM; where its family also
+    takes videos (Qwen-VL), AutoProcessor needs torchvision, AutoImageProcessor
+    and AutoTokenizer do not. Pairs: datasets.load_dataset("parquet", ...).
     """
     if images and what is not What.PAIRS:
         raise UserError("--images goes with --what pairs only: an adapter or a model holds no pictures")
@@ -59,6 +64,7 @@ def export(
     step = load_adapters(backbone, run)
     if what is What.ADAPTER:
         save_adapter(backbone, POLICY, out)
+        write_card(out, run, step)
         console.print(f"PEFT adapter of step {step} written to {out}")
         return
     report = save_merged(backbone.factors(POLICY), run.config.model, out)

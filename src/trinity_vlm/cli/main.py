@@ -1,7 +1,7 @@
 """The command line: ``trinity-vlm COMMAND --help`` teaches each command.
 
-Exit codes: 0 done, 1 a failure of the run (its last checkpoint stays usable), 2 something for you to fix,
-130 interrupted.
+Exit codes: 0 done, 1 a failure of the run (its last checkpoint stays usable) or a machine that can't run it,
+2 something for you to fix in the command line, the settings or the files that they name, 130 interrupted.
 """
 
 from __future__ import annotations
@@ -80,8 +80,7 @@ def main(arguments: list[str]) -> int:
     except SystemExit as done:
         code = done.code if isinstance(done.code, int) else int(done.code is not None)
         if code == EXIT_INTERRUPT:
-            told = as_typed("interrupted; `trinity-vlm resume RUN` goes on from the last checkpoint")
-            console.print(escape(told), highlight=False, soft_wrap=True)
+            console.print("interrupted", highlight=False)
         return code
     except UserError as error:
         console.print(f"[bold red]error:[/] {escape(as_typed(str(error)))}", highlight=False, soft_wrap=True)

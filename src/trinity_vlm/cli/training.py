@@ -11,6 +11,7 @@ from rich.console import Console
 
 from trinity_vlm.cli.console import ConsoleReporter, plan, timestamp
 from trinity_vlm.cli.doctoring import all_well, examine
+from trinity_vlm.cli.leaving import removed_if_empty, steps_kept, way_back
 from trinity_vlm.config import Config, apply_overrides, build_config, load_config
 from trinity_vlm.errors import ConfigError
 from trinity_vlm.rundir import RunDirectory
@@ -39,24 +40,29 @@ def train(
         trinity-vlm train qwen3-vl-8b images.source='shards/*.parquet' dry_run=true
 
     Everything is written below run_dir; a run killed at any moment goes on with `trinity-vlm resume RUN`.
+
+    Exits with 2 when a setting or a file that it names is at fault, with 1
+    when this machine can't run it or the run fails. dry_run=true stops after
+    the checks: with 2 as above, else with what `doctor` says of the same run.
     """
-    from trinity_vlm.assembly import check
+    from trinity_vlm.assembly import check_machine, check_settings
 
     config = load_config(source, overrides or [])
     workers = Workers.from_environment()
     console = Console(quiet=not workers.is_main)
-    check(config, workers)
+    check_settings(config, workers)
     console.print(plan(config))
     if config.dry_run:
         _finish_dry_run(config, console, workers)
         return
+    check_machine(config, workers)
     path = workers.gather(Path(config.run_dir or f"runs/{Path(source).stem}-{timestamp()}"))[0]
-    with open_shared(workers, path, config, RunDirectory.create) as run:
+    with open_shared(workers, path, config, RunDirectory.create) as run, removed_if_empty(run, console), way_back(run):
         evolve_on_console(run, console, workers)
 
 
 def _finish_dry_run(config: Config, console: Console, workers: Workers) -> None:
-    """After ``check``: what `doctor` says of the same run on this machine, with its exit code."""
+    """After ``check_settings``: what `doctor` says of the same run on this machine, with its exit code."""
     console.print(
         "dry run: settings, prompts and images are fine; no weights were loaded, nothing was written; whether this "
         "machine can run it, as doctor tells:",
@@ -77,7 +83,7 @@ def resume(
     """
     config = _changed(RunDirectory.open(path).config, overrides or [])
     workers = Workers.from_environment()
-    with open_shared(workers, path, config, RunDirectory.resume) as run:
+    with open_shared(workers, path, config, RunDirectory.resume) as run, way_back(run):
         evolve_on_console(run, Console(quiet=not workers.is_main), workers)
 
 
@@ -92,7 +98,9 @@ def evolve_on_console(run: RunDirectory, console: Console, workers: Workers) -> 
     """Train with a line a step, then draw the run's figure."""
     from trinity_vlm.loop import evolve
 
-    console.print(f"run directory: {run.path}", soft_wrap=True)
+    kept, steps = steps_kept(run), run.config.steps
+    place = f"going on after step {kept} of {steps}" if kept else f"starting with step 1 of {steps}"
+    console.print(f"run directory: {run.path}; {place}", markup=False, soft_wrap=True)
     evolve(run.config, run, ConsoleReporter(console))
     if workers.is_main and run.read_metrics():
         figure = plot_run(run, run.path / "figure.png")

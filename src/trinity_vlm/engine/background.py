@@ -27,8 +27,13 @@ class BackgroundLoop:
         return threading.current_thread() is self._thread
 
     def call(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run ``work`` and wait for it, blocking this thread."""
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+        """Run ``work`` and wait for it, blocking this thread; raises RuntimeError after ``close``."""
+        try:
+            waiting = asyncio.run_coroutine_threadsafe(work, self._loop)
+        except RuntimeError:
+            work.close()
+            raise
+        return waiting.result()
 
     async def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Run ``work`` and await it from another event loop; cancelling the wait cancels the work.

@@ -68,8 +68,8 @@ class VllmEngine:
     Every adapter of the backbone is served as it is now, under version 0. On a GPU, with ``share_weights`` set, the
     backbone's frozen weights become views of vLLM's; its memory peaks before that, when vLLM has loaded its weights
     and taken its key-value cache beside the backbone's own copy. Captured graphs and compiled code of the backbone
-    must come later than this. Raises ConfigError when vLLM is missing, ``lora=None``, or an adapter's rank is too
-    large; EngineError when vLLM doesn't start.
+    must come later than this. Raises ConfigError for ``lora=None`` and an adapter whose rank is too large;
+    EngineError when vLLM is missing or doesn't start.
     """
 
     def __init__(

@@ -23,7 +23,7 @@ from trinity_vlm.engine_settings import (
     vllm_batch_tokens,
     vllm_block_tokens,
 )
-from trinity_vlm.errors import ConfigError
+from trinity_vlm.errors import ConfigError, EngineError
 
 WORKER_EXTENSION = "trinity_vlm.engine.vllm.worker.WorkerExtension"
 PLAIN_WORKER_EXTENSION = "trinity_vlm.engine.vllm.plain_worker.PlainWorkerExtension"
@@ -39,13 +39,13 @@ _ENVIRONMENT = {
 
 
 def check_installed() -> None:
-    """Raise ConfigError, saying what to install, when there is no vLLM; imports nothing."""
+    """Raise EngineError, saying what to install, when there is no vLLM; imports nothing."""
     if importlib.util.find_spec("vllm") is None:
-        raise ConfigError(f"engine.kind=vllm: vLLM is not installed; {_WAY_OUT}")
+        raise EngineError(f"engine.kind=vllm: vLLM is not installed; {_WAY_OUT}")
 
 
 def import_vllm() -> Any:
-    """vLLM's names that this package uses; raises ConfigError saying what to do when they can't be imported."""
+    """vLLM's names that this package uses; raises EngineError saying what to do when they can't be imported."""
     check_installed()
     for key, value in _ENVIRONMENT.items():
         os.environ.setdefault(key, value)
@@ -56,7 +56,7 @@ def import_vllm() -> Any:
         from vllm.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
         from vllm.v1.engine.async_llm import AsyncLLM
     except ImportError as error:
-        raise ConfigError(
+        raise EngineError(
             f"engine.kind=vllm: the installed vLLM can't be imported ({error}); version 0.32 is known "
             f"to work; {_WAY_OUT}"
         ) from error

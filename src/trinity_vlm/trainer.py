@@ -73,6 +73,7 @@ class Trainer:
         self.total_steps = total_steps
         self.workers = workers or Workers()
         self._usable_memory = USABLE_MEMORY
+        self._largest_batch = 0
         if config.compile_layers and backbone.device.type == "cuda":
             backbone.compile_layers()
         self.names, self.parameters = map(list, zip(*backbone.trainable_parameters(), strict=True))
@@ -158,6 +159,7 @@ class Trainer:
         objective = sum((part.objective for part in everyones), ObjectiveSums())
         metrics: dict[str, float] = {"lr": self._learning_rate(step), "trained_rollouts": objective.num_rollouts}
         metrics |= {"grad_norm": max(norms, default=0.0), "updates": float(len(norms))}
+        metrics["memory/retries"] = float(sum(part.retries for part in everyones))
         if not norms:
             return metrics
         # Engine and trainer are compared before the first optimizer step moves the weights.
@@ -168,7 +170,7 @@ class Trainer:
     def _backward(self, batch: Sequence[Pack], sums: _Sums, step: int) -> None:
         items = [item for pack in batch for item in pack.items]
         collated = collate_packs(self.backbone, batch)
-        trainer_logprobs = self._forward(collated)
+        trainer_logprobs = self._forward(collated, sums)
         mask = collated.completion_mask
         rollout_logprobs = trainer_logprobs.detach()
         if items[0].rollout_logprobs is not None:
@@ -191,12 +193,13 @@ class Trainer:
         if engine_logprobs is not None:
             sums.gaps = sums.gaps + GapSums.measure(trainer_logprobs.detach(), engine_logprobs, mask)
 
-    def _forward(self, collated: Batch) -> Tensor:
+    def _forward(self, collated: Batch, sums: _Sums) -> Tensor:
         """Log-probabilities [S, T] with gradient; as few layers keep only their input as memory asks for.
 
         What fits is an estimate. A forward pass that does run out of memory is repeated with every layer recomputed,
         and later ones plan with less.
         """
+        self._make_room(collated.input_ids.numel())
         backbone, setting = self.backbone, self.config.gradient_checkpointing
         if setting != "auto":
             backbone.set_gradient_checkpointing(setting == "on")
@@ -205,9 +208,17 @@ class Trainer:
         with suppress(torch.OutOfMemoryError):
             return backbone.completion_logprobs(collated, POLICY)
         self._usable_memory *= 0.8
+        sums.retries += 1
         torch.cuda.empty_cache()
         backbone.set_gradient_checkpointing(True)
         return backbone.completion_logprobs(collated, POLICY)
+
+    def _make_room(self, tokens: int) -> None:
+        """Before a batch larger than all before it: blocks that the allocator kept of smaller ones are too small for
+        its tensors, and once they are cut up for less they can't be given back."""
+        if tokens > self._largest_batch:
+            self._largest_batch = tokens
+            torch.cuda.empty_cache()
 
     def _importance(self, rollout: Tensor, engine: Tensor | None, mask: Tensor) -> Tensor | None:
         if self.config.importance_cap is None:
@@ -292,10 +303,12 @@ class GapSums:
 
 @dataclass(slots=True)
 class _Sums:
-    """What has been accumulated towards one optimizer step on this worker."""
+    """What has been accumulated towards one optimizer step on this worker; ``retries``: passes that had to be repeated,
+    for they ran out of memory."""
 
     objective: ObjectiveSums = field(default_factory=ObjectiveSums)
     gaps: GapSums = field(default_factory=GapSums)
+    retries: int = 0
 
 
 def _not_finite(step: int, what: str, value: float) -> str:

@@ -276,9 +276,29 @@ def test_a_forward_pass_that_runs_out_of_memory_is_repeated_with_recomputed_laye
 
     monkeypatch.setattr(backbone, "completion_logprobs", short_of_memory)
     start = weights(backbone)
-    Trainer(backbone, config, 10).update(some_rollouts(backbone), 0)
+    metrics = Trainer(backbone, config, 10).update(some_rollouts(backbone), 0)
     assert recomputed[:2] == [0, len(backbone._layers)]
+    assert metrics["memory/retries"] == recomputed.count(0) > 0
     assert relative_difference(start, plain, weights(backbone)) < 1e-3
+
+
+def test_the_allocators_cache_is_emptied_before_a_batch_larger_than_all_before(monkeypatch):
+    """Blocks of smaller batches are of no use to it; within an update the largest comes first."""
+    backbone = tiny_backbone()
+    trainer, lengths, emptied = Trainer(backbone, UPDATE, 10), [], []
+    original = backbone.completion_logprobs
+
+    def watched(batch, adapter):
+        lengths.append(batch.input_ids.numel())
+        return original(batch, adapter)
+
+    monkeypatch.setattr(backbone, "completion_logprobs", watched)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: emptied.append(len(lengths)))
+    for count in (2, 2, 9, 2):
+        assert trainer.update(some_rollouts(backbone, count), 0)["memory/retries"] == 0
+    records = [i for i, n in enumerate(lengths) if n > max(lengths[:i], default=0)]
+    assert emptied == records
+    assert len(records) == 2
 
 
 def test_rows_that_would_not_fit_are_recomputed(monkeypatch):

@@ -18,11 +18,19 @@ Row = dict[str, object]
 
 @dataclass(frozen=True, slots=True)
 class Iteration:
-    """``at``: when its outputs came, seconds since the epoch; prompt tokens it read; sequences it gave a token."""
+    """``at``: when its outputs came, seconds since the epoch; prompt tokens it read; sequences that it gave a further
+    token; ``waited``: vLLM's own "elapsed time" in seconds.
+
+    That is how long vLLM's core did nothing but wait for the result. With asynchronous scheduling, as on GPUs, the next
+    iteration has been scheduled and launched by then: nearly all of an iteration bound by the GPU is waited for, and
+    nearly nothing of one bound by the host. Without it, it is the sampling alone where core and worker are one process,
+    and nearly the whole iteration where they are two, as on CPUs.
+    """
 
     at: float
     prompt_tokens: int
     sequences: int
+    waited: float
 
 
 class Iterations(logging.Handler):
@@ -40,26 +48,43 @@ class Iterations(logging.Handler):
         logger.addHandler(self)
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Of a line's arguments: engine, index, requests and tokens of prompts, requests and tokens generated, ..."""
+        """Of a line's arguments: engine, index, requests and tokens of prompts, requests and tokens generated, ms."""
         if "Iteration(" in record.msg and isinstance(record.args, tuple):
-            numbers = [int(str(value)) for value in record.args[2:6]]
-            self.found.append(Iteration(record.created, numbers[1], numbers[2]))
+            _, prompt_tokens, sequences, _, waited = (float(str(value)) for value in record.args[2:7])
+            self.found.append(Iteration(record.created, int(prompt_tokens), int(sequences), waited / 1e3))
 
     def between(self, start: float, end: float) -> Row:
-        """Seconds, number and median milliseconds of decode iterations, by how many sequences they served, and of those
-        that read prompts as well. An iteration lasts from the outputs before it to its own: pauses in which nothing was
-        asked count, in seconds and not in medians (vLLM's own times leave out what it does asynchronously)."""
-        during = [iteration for iteration in self.found if start <= iteration.at <= end]
-        lasted = [(now, now.at - before.at) for before, now in pairwise(during)]
-        rows = _summary("iterations/with_prompts", [s for i, s in lasted if i.prompt_tokens])
-        decoding = [(i.sequences, s) for i, s in lasted if not i.prompt_tokens]
+        """What iterations took whose outputs came from ``start`` to ``end``: those that read prompts, and the others by
+        how many sequences they served; and which share of that time lies in no iteration.
+
+        An iteration that goes on with a sequence lasts from the outputs before it to its own, for that sequence was in
+        flight all the while. One that only begins sequences may follow a pause and counts for what vLLM waited for it.
+        The first line of all only starts the clock. Outputs are noticed late, and several at once, where this process
+        is busy: that moves medians, not means.
+        """
+        lasted = [(now, now.at - before.at if now.sequences else now.waited) for before, now in pairwise(self.found)]
+        during = [pair for pair in lasted if start <= pair[0].at <= end]
+        rows = _summary("iterations/with_prompts", [pair for pair in during if pair[0].prompt_tokens])
+        decoding = [pair for pair in during if not pair[0].prompt_tokens]
         for low, high in pairwise((0, *BOUNDS)):
-            rows |= _summary(f"iterations/decode_{low + 1}_to_{high}", [s for n, s in decoding if low < n <= high])
-        return rows
+            served = [pair for pair in decoding if low < pair[0].sequences <= high]
+            rows |= _summary(f"iterations/decode_{low + 1}_to_{high}", served)
+        covered = sum(seconds for _, seconds in during)
+        return rows | {"iterations/uncovered": round(1 - covered / (end - start), 3)}
 
 
-def _summary(name: str, seconds: Sequence[float]) -> Row:
-    if not seconds:
+def _summary(name: str, lasted: Sequence[tuple[Iteration, float]]) -> Row:
+    """Seconds, number, milliseconds, and the share of the seconds that vLLM's core waited."""
+    if not lasted:
         return {}
-    median = round(statistics.median(seconds) * 1e3, 2)
-    return {name: {"seconds": round(sum(seconds), 2), "count": len(seconds), "median_ms": median}}
+    seconds = [seconds for _, seconds in lasted]
+    total = sum(seconds)
+    return {
+        name: {
+            "seconds": round(total, 2),
+            "count": len(seconds),
+            "median_ms": round(statistics.median(seconds) * 1e3, 2),
+            "mean_ms": round(total / len(seconds) * 1e3, 2),
+            "waited": round(sum(iteration.waited for iteration, _ in lasted) / total, 3) if total else 0.0,
+        }
+    }

@@ -15,7 +15,8 @@ images of its own. The first step is a warm-up: it compiles. ``_roofline.py`` ha
 
 A plan names its steps: ``fixed`` lengths, ``double`` ones, or ``tail``: log-normal ones with the means of ``fixed``,
 the same in every such step. ``/on`` and ``/off`` set ``update.overlap`` for the step. With ``--iterations`` each step
-also says what vLLM's iterations took, by how many sequences they served.
+also says what vLLM's iterations took while its episodes ran, by how many sequences they served, and how much of that
+time lies in none.
 """
 
 from __future__ import annotations
@@ -307,7 +308,7 @@ def run(args: argparse.Namespace, folder: Path) -> None:
                 traceback.print_exc()
                 continue
             if iterations is not None:
-                row |= iterations.between(start, time.time())
+                row |= iterations.between(start, start + row["seconds/episodes"])
             if item.images != 16:
                 row["seconds/scaled_to_16_images"] = scaled(row, item.images)
             show(row)

@@ -25,16 +25,18 @@ from typing import Any
 import numpy as np
 import torch
 from _gpu import GpuWatch
-from datasets import Dataset
 from peft import LoraConfig
 from PIL import Image
 from transformers import AutoModelForImageTextToText, AutoProcessor, TrainerCallback, set_seed
 
 try:
+    from datasets import Dataset
     from trl import GRPOConfig, GRPOTrainer
     from trl import __version__ as trl_version
-except ModuleNotFoundError:  # --help needs none
-    GRPOConfig, GRPOTrainer, trl_version = Any, object, None
+except ModuleNotFoundError as error:  # --help needs neither
+    if error.name not in ("datasets", "trl"):
+        raise
+    Dataset, GRPOConfig, GRPOTrainer, trl_version = Any, Any, object, None
 
 TARGETS = r".*language_model.*\.(q_proj|k_proj|v_proj|o_proj|gate_proj|up_proj|down_proj)"
 IMAGE_TOKENS = ("<|image_pad|>", "<|video_pad|>", "<|vision_start|>", "<|vision_end|>")
@@ -155,7 +157,7 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     if trl_version is None:
-        parser.error("TRL is missing: pip install trl==1.12.0")
+        parser.error("TRL is missing: pip install trl==1.12.0 datasets")
     options.images, options.side = (4, 256) if options.tiny else (16, 800)
     options.tokens = options.tokens or (12 if options.tiny else 512)
     options.micro_batch = options.micro_batch or (4 if options.tiny else 8)

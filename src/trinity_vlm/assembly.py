@@ -27,11 +27,12 @@ from trinity_vlm.fitting import check_capacity, check_compiler, check_plan, chec
 from trinity_vlm.images import ImageStream, open_source
 from trinity_vlm.roles import PromptSet, Questioner, Solver, Verifier
 from trinity_vlm.sizing import pixel_grid
+from trinity_vlm.tracking import check_trackers
 from trinity_vlm.trainer import Trainer
 from trinity_vlm.types import POLICY, VERIFIER
 from trinity_vlm.workers import Workers
 
-UNSET_SOURCE = "images"
+PRESET_SOURCE = "images"
 """What the presets of large models have for ``images.source``: a folder that may be there."""
 
 
@@ -109,6 +110,7 @@ def check_machine(config: Config, workers: Workers) -> None:
     """
     if config.engine.kind == "vllm":
         check_installed()
+    check_trackers(config.tracking)
     check_compiler(config)
     check_capacity(config)
     check_plan(config, workers.world)
@@ -116,10 +118,10 @@ def check_machine(config: Config, workers: Workers) -> None:
 
 def _check_images(images: ImagesConfig) -> None:
     """Raises ImageSourceError as ``open_source`` does; of a source that was never set it says just that."""
-    if images.source == UNSET_SOURCE and not Path(UNSET_SOURCE).exists():
+    if images.source == PRESET_SOURCE and not Path(PRESET_SOURCE).exists():
         raise ImageSourceError(
             f"images.source must be set: which images to learn from, for example images.source=photos/ or "
-            f"images.source='shards/*.parquet' (it is {UNSET_SOURCE!r}, as in the presets, and there is no such folder "
+            f"images.source='shards/*.parquet' (it is {PRESET_SOURCE!r}, as in the presets, and no such folder is "
             f"in {Path.cwd()})"
         )
     open_source(images)

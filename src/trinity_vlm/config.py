@@ -233,7 +233,7 @@ class Config(Section):
     steps: Positive = Field(300, description="outer steps")
     seed: int = Field(0, description="of all that is drawn: adapters' start, order of images, tokens")
     run_dir: str | None = Field(None, description="unset: runs/<preset>-<date>-<time>")
-    dry_run: bool = Field(False, description="check settings, prompts and images, then end as doctor does")
+    dry_run: bool = Field(False, description="check settings and prompts, look for images, then end as doctor does")
     model: ModelConfig
     images: ImagesConfig
     roles: RolesConfig = RolesConfig()

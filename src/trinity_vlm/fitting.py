@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from trinity_vlm.backbone.shapes import read_shape
 from trinity_vlm.config import Config
 from trinity_vlm.errors import ConfigError, ModelLoadError, TrainingError
@@ -30,17 +32,18 @@ def check_capacity(config: Config) -> None:
     smaller than it seems. A GPU's memory that others hold now, and swap, count as if they were free.
     """
     shape = known_shape(config.model.path, "all-linear")
-    if shape is None:
+    if shape is None or Path(config.model.path).expanduser().is_dir():  # a folder of that name goes before the hub
         return
     gpu = None if config.model.device == "cpu" else current_gpu()
     demand = Demand(config, shape, on_gpu=gpu is not None)
     weights = shape.parameters * demand.dtype_bytes / GIB
     memory = host_capacity_gib() if gpu is None else gpu.total_gib
     if weights > memory:
-        place = f"{gpu.name} has" if gpu else "this machine has no GPU to be used and"
+        place = f"{gpu.name} has" if gpu else "this machine, without a GPU to be used, has"
+        other = "a larger GPU" if gpu else "a machine with a GPU (and model.device=auto)"
         raise TrainingError(
             f"model.path={config.model.path!r}: its weights alone take {weights:.1f} GiB in {demand.dtype}, {place} "
-            f"{memory:.1f} GiB of memory. Take {'a larger' if gpu else 'a machine with a'} GPU or a smaller model; "
+            f"{memory:.1f} GiB of memory. Take {other} or a smaller model; "
             "`trinity-vlm doctor` shows the plan of a run"
         )
 

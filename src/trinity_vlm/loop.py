@@ -64,6 +64,8 @@ def evolve(config: Config, run: RunDirectory, reporter: Reporter | None = None) 
                 recorder.record_start()
             if done >= config.steps:
                 reporter.note(f"{done} of {config.steps} steps are done already; to go on, resume with steps=N")
+            elif done:
+                reporter.note(f"going on after step {done} of {config.steps}")
             for step in range(done, config.steps):
                 result = outer_step(system, step)
                 result.metrics.update(check_that_the_engine_still_agrees(system, result.metrics))

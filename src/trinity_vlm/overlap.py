@@ -77,6 +77,7 @@ class EarlyUpdate:
 
     def __init__(self, trainer: Trainer, step: int) -> None:
         self._device = trainer.backbone.device
+        self._num_threads = torch.get_num_threads()
         self._update = trainer.begin(step)
         self._thread = ThreadPoolExecutor(1, "update", initializer=self._enter_device)
 
@@ -96,5 +97,9 @@ class EarlyUpdate:
         self._thread.shutdown(cancel_futures=True)
 
     def _enter_device(self) -> None:
+        """With this process's number of threads, for which the layers were compiled: a new thread takes what it finds
+        at its first call, and vLLM sets 1 for a moment whenever it reads a picture."""
+        torch.get_num_threads()
+        torch.set_num_threads(self._num_threads)
         if self._device.type == "cuda":
             torch.cuda.set_device(self._device)

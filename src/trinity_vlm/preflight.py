@@ -56,7 +56,8 @@ def check_that_the_engine_still_agrees(system: System, metrics: Mapping[str, flo
     Verdicts come without any. So the servers, each of them that is ready, are asked again for what the Verifier's new
     average says; the engine in this process looks at every adapter as it loads it. Returns what that found over all
     workers: ``verifier_gap`` (the largest mean of a worker), ``verifier_gap_max``, and ``seconds/parity``, which no
-    other ``seconds/*`` holds; nothing where nothing was asked. Every worker calls it, and all of them stop together.
+    other ``seconds/*`` holds; nothing where nothing was asked. Every worker calls it, and a gap that is too
+    large stops them all.
     """
     if system.config.engine.kind not in ENGINES_WITH_THEIR_OWN_MODEL:
         return {}
@@ -72,6 +73,8 @@ def check_that_the_engine_still_agrees(system: System, metrics: Mapping[str, flo
     own = asyncio.run(parity_gaps(system.engine, system.backbone, prompts, VERIFIER, system.config.seed))
     gaps = _labelled(system.workers.gather(own))
     require_parity(gaps, bound, VERIFIER)
+    if not gaps:
+        return {}
     return {
         "verifier_gap": max(gap.mean for gap in gaps.values()),
         "verifier_gap_max": max(gap.maximum for gap in gaps.values()),

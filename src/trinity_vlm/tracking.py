@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import math
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from trinity_vlm.config import TrackingConfig
-from trinity_vlm.errors import ConfigError
+from trinity_vlm.errors import TrainingError
 from trinity_vlm.rundir import RunDirectory
 
 
@@ -94,10 +95,17 @@ _TRACKERS: Mapping[str, Callable[[TrackingConfig, RunDirectory], Tracker]] = {
 }
 
 
+def check_trackers(config: TrackingConfig) -> None:
+    """Raise TrainingError naming the extra to install when a tracker's package is missing; imports nothing."""
+    for name in config.trackers:
+        if importlib.util.find_spec(name) is None:
+            raise _missing(name, "")
+
+
 def open_trackers(config: TrackingConfig, run: RunDirectory) -> list[Tracker]:
     """Start every tracker of ``config.trackers``; call it after ``truncate_after`` when resuming.
 
-    Raises ConfigError naming the extra to install when a tracker's package is missing.
+    Raises TrainingError naming the extra to install when a tracker's package is missing.
     """
     opened: list[Tracker] = []
     try:
@@ -114,10 +122,14 @@ def _import(package: str) -> Any:
     try:
         return importlib.import_module(package)
     except ImportError as error:
-        raise ConfigError(
-            f"tracking.trackers has {package!r}, which is not installed ({error}): "
-            f"pip install 'trinity-vlm[{package}]', or take it out of the list"
-        ) from None
+        raise _missing(package, f" ({error})") from None
+
+
+def _missing(package: str, why: str) -> TrainingError:
+    return TrainingError(
+        f"tracking.trackers names {package}: not installed{why}; pip install 'trinity-vlm[{package}]', or take it out "
+        "of the list"
+    )
 
 
 def _finite(values: Mapping[str, float]) -> dict[str, float]:

@@ -58,6 +58,50 @@ def test_who_waits_when_the_engine_closes_gets_an_error_of_the_engine(background
         asyncio.run(close_while_waiting())
 
 
+def test_a_blocking_call_that_the_close_ends_gets_the_same_error(background):
+    begun, found = threading.Event(), []
+
+    async def asked():
+        begun.set()
+        await asyncio.sleep(60)
+
+    def ask():
+        with pytest.raises(EngineError, match="closed while it was asked"):
+            background.call(asked())
+        found.append("told")
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    assert begun.wait(10)
+    background.close()
+    thread.join(10)
+    assert found == ["told"]
+
+
+def test_nobody_who_asks_while_it_closes_waits_forever():
+    """From eight threads, at any moment: each is answered or told."""
+    for _ in range(30):
+        background, answers = BackgroundLoop("test"), []
+
+        async def answer():
+            return 1
+
+        def ask(background=background, answers=answers, answer=answer):
+            try:
+                while True:
+                    background.call(answer())
+            except EngineError:
+                answers.append("told")
+
+        threads = [threading.Thread(target=ask, daemon=True) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        background.close()
+        for thread in threads:
+            thread.join(10)
+        assert answers == ["told"] * 8
+
+
 def test_a_waiting_task_that_is_cancelled_itself_stays_cancelled(background):
     """Also when the engine closes at the same moment."""
 
@@ -77,6 +121,8 @@ def test_a_closed_loop_takes_no_work(background):
     background.close()
     with pytest.raises(EngineError, match="closed"):
         asyncio.run(background.run(asyncio.sleep(0)))
+    with pytest.raises(EngineError, match="closed"):
+        background.call(asyncio.sleep(0))
 
 
 def test_the_loop_knows_its_own_thread(background):

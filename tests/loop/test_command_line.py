@@ -2,14 +2,17 @@
 
 import json
 import re
+from pathlib import Path
 
 import pytest
 import yaml
 from loop_factory import picture, write_images
 from transformers.utils import is_torchvision_available
 
-from trinity_vlm import fitting, machine
+from trinity_vlm import assembly, fitting, machine
 from trinity_vlm.cli.main import EXIT_FAILURE, EXIT_USER, main
+from trinity_vlm.config import load_config
+from trinity_vlm.errors import TrainingError
 from trinity_vlm.machine import Gpu
 from trinity_vlm.rundir import RunDirectory
 
@@ -165,6 +168,69 @@ def test_a_dry_run_tells_what_the_doctor_tells_and_writes_nothing(
     assert not run_dir.exists()
 
 
+def test_a_dry_run_refuses_a_run_dir_that_a_run_would_refuse(capsys, tmp_path):
+    """Before the plan is printed; and a folder that is free stays as it is."""
+    pictures = write_images(tmp_path / "pictures")
+    with RunDirectory.create(tmp_path / "taken", load_config("tiny")):
+        pass
+    for occupied in ("taken", "pictures"):
+        arguments = ["train", "tiny", f"images.source={pictures}", f"run_dir={tmp_path / occupied}"]
+        for more in ([], ["dry_run=true"]):
+            assert main([*arguments, *more]) == EXIT_USER
+            printed = capsys.readouterr()
+            assert printed.out == ""
+            assert "choose another run_dir" in printed.err
+
+
+def test_images_that_were_skipped_are_told_at_the_end(capsys, tmp_path):
+    folder = write_images(tmp_path / "pictures", 6)
+    (folder / "broken.png").write_bytes(b"nothing")
+    arguments = ["train", "tiny", f"run_dir={tmp_path / 'run'}", f"images.source={folder}", *FAST]
+    assert main([*arguments, "images.per_step=7"]) == 0
+    assert "images skipped: 1 undecodable" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("preset", "overrides", "gpus", "compiler", "problem"),
+    [
+        ("qwen3-vl-8b", (), (), "cc", "its weights alone take"),
+        ("tiny", ("tracking.trackers=[wandb]",), (), "cc", "wandb: not installed"),
+        ("tiny", ("engine.kind=vllm",), (), "cc", "vLLM is not installed"),
+        ("tiny", (), (H200,), None, "no C compiler|needs a C compiler"),
+        ("qwen3-vl-8b", ("engine.kind=vllm",), (SMALL,), "cc", "too much|GiB"),
+        ("qwen3-vl-8b", ("engine.kind=vllm", "engine.vllm.kv_cache_gib=2"), (H200,), "cc", "one sequence"),
+    ],
+)
+def test_a_run_that_this_machine_cannot_hold_ends_before_anything_is_loaded(
+    capsys, monkeypatch, tmp_path, preset, overrides, gpus, compiler, problem
+):
+    """With the exit code of its dry run, and without a run directory."""
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr(fitting, "current_gpu", lambda: gpus[0] if gpus else None)
+    monkeypatch.setattr(fitting, "find_compiler", lambda: compiler)
+    monkeypatch.setattr(fitting, "host_capacity_gib", lambda: 12.0)
+    if gpus and overrides:
+        monkeypatch.setattr(assembly, "check_installed", lambda: None)
+    monkeypatch.setattr(assembly, "assemble", None)
+    run_dir = tmp_path / "run"
+    settings = [preset, f"run_dir={run_dir}", f"images.source={write_images(tmp_path / 'pictures')}", *overrides]
+    assert main(["train", *settings]) == EXIT_FAILURE
+    assert re.search(problem, " ".join(capsys.readouterr().err.split()))
+    assert not run_dir.exists()
+
+
+def test_a_folder_with_the_name_of_a_model_is_that_folder(monkeypatch, tmp_path):
+    """Its weights may be anything: the size of the hub's model says nothing of them."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(fitting, "current_gpu", lambda: None)
+    monkeypatch.setattr(fitting, "host_capacity_gib", lambda: 12.0)
+    config = load_config("qwen3-vl-8b")
+    with pytest.raises(TrainingError, match="weights alone"):
+        fitting.check_capacity(config)
+    Path(config.model.path).mkdir(parents=True)
+    fitting.check_capacity(config)
+
+
 def without_disk(text):
     """Another program may fill the disk meanwhile."""
     return [line for line in text.splitlines() if not line.startswith("disk")]
@@ -214,7 +280,7 @@ def test_train_resume_play_solve_and_export_work_together(capsys, tmp_path):
     folder = write_images(tmp_path / "pictures")
     run = tmp_path / "run"
     assert main(["train", "tiny", f"run_dir={run}", f"images.source={folder}", *FAST]) == 0
-    assert "starting with step 1 of 1" in capsys.readouterr().out
+    assert "going on" not in capsys.readouterr().out
     assert main(["resume", str(run), "steps=2"]) == 0
     assert "going on after step 1 of 2" in capsys.readouterr().out
     assert main(["resume", str(run)]) == 0

@@ -16,9 +16,11 @@ from trinity_vlm.cli.console import HEADER_EVERY, ConsoleReporter
 from trinity_vlm.cli.invocation import as_typed, invocation
 from trinity_vlm.cli.leaving import way_back
 from trinity_vlm.cli.main import EXIT_USER, app, main
+from trinity_vlm.cli.training import resuming
 from trinity_vlm.config import load_config
 from trinity_vlm.demo import Summary
 from trinity_vlm.rundir import RunDirectory
+from trinity_vlm.workers import Workers
 
 SOURCES = sorted(Path(trinity_vlm.__file__).parent.rglob("*.py"))
 COMMANDS = [command.name for command in app.registered_commands]
@@ -105,7 +107,7 @@ def test_commands_in_errors_notes_usage_and_the_demos_last_line_are_as_typed(pla
 
     with RunDirectory.create("my runs/b", load_config("tiny")) as run:
         run.append_metrics(0, {})
-        with pytest.raises(KeyboardInterrupt), way_back(run):
+        with pytest.raises(KeyboardInterrupt), way_back(run, resuming(run.path, Workers())):
             raise KeyboardInterrupt
     assert f"`{typed} resume 'my runs/b'` goes on" in capsys.readouterr().err
     monkeypatch.setattr(demonstrating, "_train", lambda path, *_rest: path)

@@ -1,12 +1,14 @@
 """Training that stops early leaves no empty run behind, and says how to go on with one that holds something."""
 
 import shlex
+from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from trinity_vlm import loop
 from trinity_vlm.cli.console import ConsoleReporter
-from trinity_vlm.cli.leaving import is_empty, steps_kept
+from trinity_vlm.cli.leaving import is_empty, removed_if_empty, way_back
 from trinity_vlm.cli.main import EXIT_FAILURE, EXIT_INTERRUPT, EXIT_USER, main
 from trinity_vlm.config import load_config
 from trinity_vlm.errors import ModelLoadError, TrainingError
@@ -82,7 +84,6 @@ def test_an_interrupt_before_the_first_checkpoint_says_so(capsys, monkeypatch, t
         stop_in_step(patch, 1)
         assert train(tmp_path / "run") == EXIT_INTERRUPT
     assert "goes on with step 1, for there is no checkpoint yet" in capsys.readouterr().err
-    assert steps_kept(RunDirectory.open(tmp_path / "run")) == 0
 
 
 def test_a_resume_that_fails_removes_nothing(monkeypatch, tmp_path):
@@ -94,11 +95,62 @@ def test_a_resume_that_fails_removes_nothing(monkeypatch, tmp_path):
     assert (path / "manifest.json").exists()
 
 
+def test_an_interrupted_resume_of_an_empty_run_names_the_way_back(capsys, monkeypatch, tmp_path):
+    """It removes nothing, so there is something to go on with."""
+    path = tmp_path / "run"
+    with RunDirectory.create(path, load_config("tiny", FAST)):
+        pass
+    monkeypatch.setattr(loop, "assemble", raising(KeyboardInterrupt()))
+    assert main(["resume", str(path)]) == EXIT_INTERRUPT
+    assert f"resume {path}` goes on with step 1" in capsys.readouterr().err
+
+
+def fail(run, error=TrainingError):
+    with pytest.raises(error), way_back(run, "this"), removed_if_empty(run, Console()):
+        raise error
+
+
+def test_only_the_worker_that_created_a_run_removes_it_or_speaks_of_it(capsys, tmp_path):
+    """Others have opened it to read."""
+    with RunDirectory.create(tmp_path / "run", load_config("tiny")) as run:
+        for error in (TrainingError, KeyboardInterrupt):
+            fail(RunDirectory.open(run.path), error)
+        assert run.path.exists()
+        printed = capsys.readouterr()
+        assert printed.out + printed.err == ""
+        fail(run)
+        assert not run.path.exists()
+
+
+def test_a_folder_that_was_there_before_stays(capsys, tmp_path):
+    """Also as a link; and the corrected start finds it empty."""
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "link").symlink_to("mine")
+    for name in ("mine", "link"):
+        with RunDirectory.create(tmp_path / name, load_config("tiny")) as run:
+            fail(run)
+        assert list((tmp_path / name).iterdir()) == []
+        assert "is removed again" in capsys.readouterr().out
+
+
+def test_what_cannot_be_removed_is_not_said_to_be(capsys, monkeypatch, tmp_path):
+    with RunDirectory.create(tmp_path / "run", load_config("tiny")) as run, monkeypatch.context() as patch:
+        patch.setattr(Path, "rmdir", raising(PermissionError()))
+        fail(run)
+    assert "could not be removed" in " ".join(capsys.readouterr().out.split())
+
+
 def test_a_run_is_empty_until_anything_is_written_into_it(tmp_path):
     """Metrics, episodes, a half-written checkpoint, or a file of the user's own."""
     with RunDirectory.create(tmp_path / "run", load_config("tiny")) as run:
         assert is_empty(run)
-        for name in ("metrics.jsonl", "episodes/step-000001.parquet", "checkpoints/step-000001/state", "notes.txt"):
+        for name in (
+            "metrics.jsonl",
+            "episodes/step-000001.parquet",
+            "episodes/config.yaml",
+            "checkpoints/step-000001/state",
+            "notes.txt",
+        ):
             file = run.path / name
             file.parent.mkdir(exist_ok=True)
             file.touch()

@@ -159,3 +159,15 @@ def test_a_step_learns_the_same_with_and_without_overlap():
     assert relative_difference(start, late, early) < 1e-3
     same = {key for key in expected if not key.startswith(("seconds/", "memory/"))}
     assert {key: found[key] for key in same} == pytest.approx({key: expected[key] for key in same}, rel=1e-3, abs=1e-6)
+
+
+def test_the_updates_thread_has_this_processs_number_of_threads():
+    """Compiled layers are of one number: another would be compiled anew. vLLM sets 1 for a moment, at any moment."""
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(3)
+        with EarlyUpdate(Trainer(tiny_backbone(), load_config("tiny").update, 10), 0) as update:
+            torch.set_num_threads(1)
+            assert update._thread.submit(torch.get_num_threads).result() == 3
+    finally:
+        torch.set_num_threads(before)

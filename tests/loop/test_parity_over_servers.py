@@ -11,8 +11,10 @@ from trinity_vlm.assembly import assemble, serve_adapters
 from trinity_vlm.config import RolesConfig
 from trinity_vlm.engine.parity import Gap
 from trinity_vlm.errors import TrainingError
+from trinity_vlm.loop import evolve
 from trinity_vlm.preflight import check_that_the_engine_agrees, check_that_the_engine_still_agrees
 from trinity_vlm.recording import Silent
+from trinity_vlm.rundir import RunDirectory
 from trinity_vlm.types import POLICY, VERIFIER
 from trinity_vlm.workers import Workers
 
@@ -73,6 +75,20 @@ def test_what_was_found_after_a_step_is_told(system):
     assert set(found) == {"verifier_gap", "verifier_gap_max", "seconds/parity"}
     assert 0 < found["verifier_gap"] <= found["verifier_gap_max"] < 1e-3
     assert found["seconds/parity"] > 0
+
+
+def test_a_run_writes_it_with_the_steps_metrics(servers, tmp_path):
+    """Two steps over both servers, as a user runs them."""
+    urls = ", ".join(f"'{server.url}'" for server in servers)
+    over = f"engine.servers={{urls: [{urls}], model: base, adapter_dir: {tmp_path}}}"
+    config = small_config("evaluation.source=null", "engine.kind=openai", over, "steps=2")
+    with RunDirectory.create(tmp_path / "run", config) as run:
+        evolve(config, run)
+        rows = run.read_metrics()
+    assert len(rows) == 2
+    for row in rows:
+        assert 0 < row["verifier_gap"] <= row["verifier_gap_max"] < 1e-3
+        assert row["seconds/parity"] > 0
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,7 +8,7 @@ import pytest
 from rundir_helpers import make_config
 
 from trinity_vlm.config import TrackingConfig
-from trinity_vlm.errors import ConfigError
+from trinity_vlm.errors import TrainingError
 from trinity_vlm.rundir import RunDirectory
 from trinity_vlm.tracking import open_trackers
 
@@ -30,7 +30,9 @@ def test_no_tracker_is_opened_unless_asked(run):
 def test_a_missing_package_names_its_extra(run, name, monkeypatch):
     """The error gives the key and the command to install the extra, for each tracker."""
     monkeypatch.setitem(sys.modules, name, None)
-    with pytest.raises(ConfigError, match=rf"tracking\.trackers has '{name}'.*pip install 'trinity-vlm\[{name}\]'"):
+    with pytest.raises(
+        TrainingError, match=rf"tracking\.trackers names {name}: not installed.*pip install 'trinity-vlm\[{name}\]'"
+    ):
         open_trackers(TrackingConfig(trackers=(name,)), run)
 
 

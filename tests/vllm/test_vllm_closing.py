@@ -9,6 +9,7 @@ import pytest
 from trinity_vlm.engine.background import BackgroundLoop
 from trinity_vlm.engine.vllm.adapters import AdapterFolder
 from trinity_vlm.engine.vllm.closing import Resources, close_all, close_from_any_thread
+from trinity_vlm.errors import EngineError
 
 
 class StandIn:
@@ -55,7 +56,7 @@ def test_vllm_ends_even_when_its_event_loop_is_gone():
     llm = StandIn()
     llm.background.close()
     llm.output_handler = asyncio.Future(loop=asyncio.new_event_loop())
-    with pytest.raises(RuntimeError, match="closed"):
+    with pytest.raises(EngineError, match="closed"):
         close_all(Resources(llm, llm.background, AdapterFolder()))
     assert llm.listened_to_its_end is not None
 

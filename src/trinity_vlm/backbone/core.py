@@ -287,7 +287,8 @@ class Backbone:
             return f"all {sum(p.numel() for p in self.model.parameters()):,} parameters train"
         total = sum(p.numel() for p in self._base.parameters())
         return (
-            f"{self._adapters.describe()}\nof {total:,} parameters in all; vision tower, embeddings and head are frozen"
+            f"{self._adapters.describe()}\nof {total:,} parameters, adapters included; vision tower, embeddings and "
+            "head are frozen"
         )
 
     # Details of the family

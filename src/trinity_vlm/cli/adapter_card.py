@@ -61,6 +61,8 @@ def write_card(folder: Path, run: RunDirectory, step: int) -> None:
     """Describe the adapter in ``folder``, the policy of ``run`` after ``step`` steps, as far as it is known."""
     adapter = json.loads((folder / "adapter_config.json").read_text())
     base, rank = adapter["base_model_name_or_path"], adapter["r"]
+    if Path(base).is_dir():
+        base = "PATH/OF/THE/BASE"
     config, manifest = run.config, run.manifest
     revision, source = config.model.revision, config.images.source
     text = CARD.format(
@@ -79,6 +81,11 @@ def write_card(folder: Path, run: RunDirectory, step: int) -> None:
         run_id=manifest.run_id,
         config_hash=manifest.config_hash,
         prompt_digest=manifest.prompt_digest or "unknown",
-        images=source if isinstance(source, str) else ", ".join(source),
+        images=", ".join(map(_public, [source] if isinstance(source, str) else source)),
     )
     (folder / "README.md").write_text(text, encoding="utf-8")
+
+
+def _public(source: str) -> str:
+    """Of a place on this machine the last part."""
+    return Path(source).name if Path(source).exists() else source

@@ -33,10 +33,14 @@ HEADER_EVERY = 20
 
 
 class ConsoleReporter:
-    """Tells the terminal: a line a step with the names of Figure 2, evaluations with intervals, time left."""
+    """Tells the terminal: a line a step with the names of Figure 2, evaluations with intervals, time left.
 
-    def __init__(self, console: Console) -> None:
+    held_out: where the problems of evaluations come from
+    """
+
+    def __init__(self, console: Console, held_out: str | None = None) -> None:
         self.console = console
+        self._on = f" on {held_out}" if held_out else ""
         self.evaluations: dict[int, Evaluation] = {}
         self._lines = 0
         self._seconds: list[float] = []
@@ -67,7 +71,7 @@ class ConsoleReporter:
         self.evaluations[step] = evaluation
         accuracy = evaluation.accuracy
         text = (
-            f"held-out Solver accuracy after {step} steps: {percent(accuracy)} "
+            f"held-out Solver accuracy{self._on} after {step} steps: {percent(accuracy)} "
             f"(n = {len(evaluation.correct)}, well-formed {100 * evaluation.format_rate:.1f} %)"
         )
         first = min(self.evaluations)

@@ -83,7 +83,7 @@ def _train(path: Path, config: Config, console: Console) -> Path:
         return path
     check(config)
     created = RunDirectory.create(path, config, prompt_digest=prompt_digest(config))
-    with created as run, removed_if_empty(run, console), way_back(run, SAME_COMMAND):
+    with created as run, way_back(run, SAME_COMMAND), removed_if_empty(run, console):
         evolve_on_console(run, console, Workers())
     return path
 

@@ -2,55 +2,63 @@
 
 from __future__ import annotations
 
-import shlex
-import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from rich.console import Console
 
-from trinity_vlm.cli.invocation import as_typed
-from trinity_vlm.rundir import RunDirectory, latest_checkpoint
+from trinity_vlm.rundir import RunDirectory
+from trinity_vlm.rundir.checkpoints import list_checkpoints
 from trinity_vlm.rundir.directory import CHECKPOINTS, CONFIG_NAME, ENVIRONMENT_NAME, EPISODES, EVALUATIONS, LOCK_NAME
 from trinity_vlm.rundir.manifest import MANIFEST_NAME
 
-NEW = {CHECKPOINTS, CONFIG_NAME, ENVIRONMENT_NAME, EPISODES, EVALUATIONS, LOCK_NAME, MANIFEST_NAME}
-"""All that ``RunDirectory.create`` makes."""
-
-
-def steps_kept(run: RunDirectory) -> int:
-    """Outer steps after which a resume goes on: those of the last checkpoint, 0 without one."""
-    last = latest_checkpoint(run.checkpoints_path)
-    return 0 if last is None else int(last.name.rpartition("-")[2])
+FOLDERS = (EPISODES, EVALUATIONS, CHECKPOINTS)
+FILES = (MANIFEST_NAME, CONFIG_NAME, ENVIRONMENT_NAME, LOCK_NAME)
+"""With the folders all that ``RunDirectory.create`` makes; the lock last, so that nobody else starts meanwhile."""
 
 
 def is_empty(run: RunDirectory) -> bool:
     """Whether nothing was ever recorded: no metrics, no episode, no checkpoint, nor anything that is not the run's."""
-    return {entry.name for entry in run.path.rglob("*")} <= NEW
+    return {str(entry.relative_to(run.path)) for entry in run.path.rglob("*")} <= {*FOLDERS, *FILES}
 
 
 @contextmanager
 def removed_if_empty(run: RunDirectory, console: Console) -> Iterator[None]:
-    """Around the training of a run that was just created: when it fails with nothing recorded, its folder goes, so that
-    the corrected start is not in its way. Of several workers the one that created it removes it."""
+    """Around the training of a run that was just created: when it fails with nothing recorded, what was created goes,
+    so that the corrected start is not in its way. Of several workers the one that created it removes it."""
     try:
         yield
     except BaseException:
         if run.writable and is_empty(run):
-            shutil.rmtree(run.path, ignore_errors=True)
-            console.print(f"nothing was recorded yet: {run.path} is removed again", soft_wrap=True, markup=False)
+            _remove(run)
+            gone = "is removed again" if not _is_there(run) else "could not be removed"
+            console.print(f"nothing was recorded yet: {run.path} {gone}", soft_wrap=True, markup=False)
         raise
 
 
 @contextmanager
-def way_back(run: RunDirectory, how: str | None = None) -> Iterator[None]:
-    """Around training: an interrupt tells from which step the run goes on and how; by default with `resume`."""
+def way_back(run: RunDirectory, command: str) -> Iterator[None]:
+    """Around training: an interrupt tells from which step the run goes on and with which command, where it stays."""
     try:
         yield
     except KeyboardInterrupt:
-        if run.writable and not is_empty(run):
-            command = how or as_typed(f"`trinity-vlm resume {shlex.quote(str(run.path))}`")
-            kept = steps_kept(run)
+        if run.writable and _is_there(run):
+            kept = max((step for step, _ in list_checkpoints(run.checkpoints_path)), default=0)
             told = f"after step {kept} of {run.config.steps}" if kept else "with step 1, for there is no checkpoint yet"
             Console(stderr=True).print(f"{command} goes on {told}", markup=False, highlight=False, soft_wrap=True)
         raise
+
+
+def _is_there(run: RunDirectory) -> bool:
+    return (run.path / MANIFEST_NAME).exists()
+
+
+def _remove(run: RunDirectory) -> None:
+    """Only what was made: a folder that was there before stays, and so does what somebody puts into it meanwhile."""
+    with suppress(OSError):
+        for name in FOLDERS:
+            (run.path / name).rmdir()
+        for name in FILES:
+            (run.path / name).unlink(missing_ok=True)
+        if run.made_folder:
+            run.path.rmdir()

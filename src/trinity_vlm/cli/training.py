@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import shlex
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated
 
@@ -11,7 +12,8 @@ from rich.console import Console
 
 from trinity_vlm.cli.console import ConsoleReporter, plan, timestamp
 from trinity_vlm.cli.doctoring import all_well, examine
-from trinity_vlm.cli.leaving import removed_if_empty, steps_kept, way_back
+from trinity_vlm.cli.invocation import as_typed, invocation
+from trinity_vlm.cli.leaving import removed_if_empty, way_back
 from trinity_vlm.config import Config, apply_overrides, build_config, load_config
 from trinity_vlm.errors import ConfigError
 from trinity_vlm.rundir import RunDirectory
@@ -44,6 +46,7 @@ def train(
     Exits with 2 when a setting or a file that it names is at fault, with 1
     when this machine can't run it or the run fails. dry_run=true stops after
     the checks: with 2 as above, else with what `doctor` says of the same run.
+    An interrupted run exits with 130 and says how it goes on.
     """
     from trinity_vlm.assembly import check_machine, check_settings
 
@@ -51,21 +54,30 @@ def train(
     workers = Workers.from_environment()
     console = Console(quiet=not workers.is_main)
     check_settings(config, workers)
+    if config.run_dir:
+        RunDirectory.check_free(config.run_dir)
     console.print(plan(config))
     if config.dry_run:
         _finish_dry_run(config, console, workers)
         return
     check_machine(config, workers)
     path = workers.gather(Path(config.run_dir or f"runs/{Path(source).stem}-{timestamp()}"))[0]
-    with open_shared(workers, path, config, RunDirectory.create) as run, removed_if_empty(run, console), way_back(run):
+    with (
+        open_shared(workers, path, config, RunDirectory.create) as run,
+        way_back(run, resuming(path, workers)),
+        removed_if_empty(run, console),
+    ):
         evolve_on_console(run, console, workers)
 
 
 def _finish_dry_run(config: Config, console: Console, workers: Workers) -> None:
     """After ``check_settings``: what `doctor` says of the same run on this machine, with its exit code."""
     console.print(
-        "dry run: settings, prompts and images are fine; no weights were loaded, nothing was written; whether this "
-        "machine can run it, as doctor tells:",
+        as_typed(
+            "dry run: settings and prompts are fine, images were found (`trinity-vlm images SOURCE` opens them); no "
+            "weights were loaded, nothing was written; whether this machine can run it, as doctor tells:"
+        ),
+        markup=False,
         soft_wrap=True,
     )
     if not all_well(*examine(config, console, workers=workers.world)):
@@ -83,8 +95,16 @@ def resume(
     """
     config = _changed(RunDirectory.open(path).config, overrides or [])
     workers = Workers.from_environment()
-    with open_shared(workers, path, config, RunDirectory.resume) as run, way_back(run):
+    with open_shared(workers, path, config, RunDirectory.resume) as run, way_back(run, resuming(path, workers)):
         evolve_on_console(run, Console(quiet=not workers.is_main), workers)
+
+
+def resuming(path: Path, workers: Workers) -> str:
+    """What to type to go on with the run at ``path``."""
+    arguments = shlex.join(["resume", str(path)])
+    if workers.world > 1:
+        return f"torchrun as before, with `-m trinity_vlm {arguments}`,"
+    return f"`{invocation()} {arguments}`"
 
 
 def open_shared(workers: Workers, path: Path, config: Config, opener: Opener) -> RunDirectory:
@@ -98,13 +118,20 @@ def evolve_on_console(run: RunDirectory, console: Console, workers: Workers) -> 
     """Train with a line a step, then draw the run's figure."""
     from trinity_vlm.loop import evolve
 
-    kept, steps = steps_kept(run), run.config.steps
-    place = f"going on after step {kept} of {steps}" if kept else f"starting with step 1 of {steps}"
-    console.print(f"run directory: {run.path}; {place}", markup=False, soft_wrap=True)
-    evolve(run.config, run, ConsoleReporter(console))
-    if workers.is_main and run.read_metrics():
+    console.print(f"run directory: {run.path}", markup=False, soft_wrap=True)
+    evolve(run.config, run, ConsoleReporter(console, run.config.evaluation.source))
+    if workers.is_main and (metrics := run.read_metrics()):
+        if skipped := _skipped(metrics[-1]):
+            console.print(f"images skipped: {skipped}", markup=False, soft_wrap=True)
         figure = plot_run(run, run.path / "figure.png")
         console.print(f"done; figure: {figure}", soft_wrap=True)
+
+
+def _skipped(metrics: Mapping[str, float]) -> str:
+    """For example ``"1 undecodable, 2 too_small"``; empty when every image could be used."""
+    kind = "images/skipped/"
+    counts = {key.removeprefix(kind): int(value) for key, value in metrics.items() if key.startswith(kind)}
+    return ", ".join(f"{count} {reason}" for reason, count in counts.items() if count)
 
 
 def prompt_digest(config: Config) -> str:

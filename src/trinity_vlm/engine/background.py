@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Coroutine
+from concurrent.futures import CancelledError, Future
 from typing import Any, TypeVar
 
 from trinity_vlm.errors import EngineError
@@ -13,12 +14,17 @@ T = TypeVar("T")
 
 
 class BackgroundLoop:
-    """Runs coroutines for callers inside and outside of other event loops, until ``close``."""
+    """Runs coroutines for callers inside and outside of other event loops, until ``close``.
+
+    ``call`` and ``run`` raise EngineError when ``close`` ends their work, for whoever waits was not cancelled, and
+    after it.
+    """
 
     def __init__(self, name: str) -> None:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name=name, daemon=True)
         self._thread.start()
+        self._taking = threading.Lock()
         self._closing = False
 
     @property
@@ -27,42 +33,51 @@ class BackgroundLoop:
         return threading.current_thread() is self._thread
 
     def call(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run ``work`` and wait for it, blocking this thread; raises RuntimeError after ``close``."""
+        """Run ``work`` and wait for it, blocking this thread."""
         try:
-            waiting = asyncio.run_coroutine_threadsafe(work, self._loop)
-        except RuntimeError:
-            work.close()
+            return self._take(work).result()
+        except CancelledError:
+            if self._closing:
+                raise _closed_meanwhile() from None
             raise
-        return waiting.result()
 
     async def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run ``work`` and await it from another event loop; cancelling the wait cancels the work.
-
-        Raises EngineError when ``close`` ends the work, for whoever awaits it was not cancelled, and after ``close``.
-        """
-        if self._closing:
-            work.close()
-            raise EngineError("the engine is closed: nothing can be asked of it any more")
-        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        """Run ``work`` and await it from another event loop; cancelling the wait cancels the work."""
         try:
-            return await asyncio.wrap_future(future)
+            return await asyncio.wrap_future(self._take(work))
         except asyncio.CancelledError:
             waiting = asyncio.current_task()
             if self._closing and waiting is not None and not waiting.cancelling():
-                raise EngineError("the engine was closed while it was asked") from None
+                raise _closed_meanwhile() from None
             raise
 
     def close(self, last: Callable[[], Coroutine[Any, Any, None]] | None = None) -> None:
         """Cancel what still runs, run ``last`` and end the thread; harmless when called twice."""
-        if self._loop.is_closed():
-            return
-        self._closing = True
-        self.call(_cancel_others())
+        with self._taking:
+            if self._closing:
+                return
+            self._closing = True
+        self._submit(_cancel_others()).result()
         if last is not None:
-            self.call(last())
+            self._submit(last()).result()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
+
+    def _take(self, work: Coroutine[Any, Any, T]) -> Future[T]:
+        """Nothing comes in behind what ``close`` cancels: it would never be answered."""
+        with self._taking:
+            if not self._closing:
+                return self._submit(work)
+        work.close()
+        raise EngineError("the engine is closed: nothing can be asked of it any more")
+
+    def _submit(self, work: Coroutine[Any, Any, T]) -> Future[T]:
+        return asyncio.run_coroutine_threadsafe(work, self._loop)
+
+
+def _closed_meanwhile() -> EngineError:
+    return EngineError("the engine was closed while it was asked")
 
 
 async def _cancel_others() -> None:

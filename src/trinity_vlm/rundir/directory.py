@@ -63,6 +63,8 @@ class RunDirectory:
     def __init__(self, path: Path, manifest: manifests.RunManifest, lock: RunLock | None) -> None:
         self.path = path
         self.manifest = manifest
+        self.made_folder = False
+        """Whether ``create`` made the folder itself."""
         self._lock = lock
         self._metrics = MetricsLog(path / "metrics.jsonl")
 
@@ -75,6 +77,7 @@ class RunDirectory:
         path = Path(path)
         with _named_as_run_dir(path):
             _refuse_occupied(path)
+            made_folder = not path.exists()
             path.mkdir(parents=True, exist_ok=True)
             lock = RunLock(path / LOCK_NAME)
             try:
@@ -89,7 +92,14 @@ class RunDirectory:
             except BaseException:
                 lock.release()
                 raise
-        return cls(path, manifest, lock)
+        run = cls(path, manifest, lock)
+        run.made_folder = made_folder
+        return run
+
+    @staticmethod
+    def check_free(path: str | Path) -> None:
+        """Raise RunDirectoryError when ``create`` would refuse ``path`` for what is there; writes nothing."""
+        _refuse_occupied(Path(path))
 
     @classmethod
     def open(cls, path: str | Path) -> RunDirectory:

@@ -41,13 +41,13 @@ def test_training_is_refused_with_a_cache_that_holds_no_sequence(monkeypatch):
 @pytest.mark.parametrize(
     ("overrides", "gpu_gib", "host_gib", "refusal"),
     [
-        ((), None, 32.0, "32.7 GiB in float32, this machine has no GPU"),
+        ((), None, 32.0, "32.7 GiB in float32, this machine, without a GPU"),
         ((), None, 33.0, None),
-        (("model.dtype=bfloat16",), None, 16.0, "16.3 GiB in bfloat16, this machine has no GPU"),
+        (("model.dtype=bfloat16",), None, 16.0, "16.3 GiB in bfloat16, this machine, without a GPU"),
         (("model.dtype=bfloat16",), None, 17.0, None),
         ((), 16.0, 999.0, "16.3 GiB in bfloat16, Imagined has 16.0 GiB"),
         ((), 17.0, 1.0, None),
-        (("model.device=cpu",), 80.0, 32.0, "32.7 GiB in float32, this machine has no GPU"),
+        (("model.device=cpu",), 80.0, 32.0, "32.7 GiB in float32, this machine, without a GPU"),
         (("model.path=nobody/nothing",), None, 1.0, None),
         (("lora.targets=[qkv]",), None, 999.0, None),
     ],

@@ -98,7 +98,8 @@ _TRACKERS: Mapping[str, Callable[[TrackingConfig, RunDirectory], Tracker]] = {
 def check_trackers(config: TrackingConfig) -> None:
     """Raise TrainingError naming the extra to install when a tracker's package is missing; imports nothing."""
     for name in config.trackers:
-        if importlib.util.find_spec(name) is None:
+        spec = importlib.util.find_spec(name)
+        if spec is None or spec.loader is None:  # no loader: a mere folder of that name, such as W&B makes
             raise _missing(name, "")
 
 

@@ -125,6 +125,18 @@ def test_a_closed_loop_takes_no_work(background):
         background.call(asyncio.sleep(0))
 
 
+def test_the_thread_ends_even_when_the_last_work_fails():
+    background = BackgroundLoop("test")
+
+    async def failing():
+        raise OSError("no such server")
+
+    with pytest.raises(OSError, match="no such server"):
+        background.close(failing)
+    assert not background._thread.is_alive()
+    background.close()
+
+
 def test_the_loop_knows_its_own_thread(background):
     async def here():
         return background.is_here

@@ -2,6 +2,7 @@
 
 import json
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,11 +11,14 @@ from loop_factory import picture, write_images
 from transformers.utils import is_torchvision_available
 
 from trinity_vlm import assembly, fitting, machine
+from trinity_vlm.cli.adapter_card import write_card
 from trinity_vlm.cli.main import EXIT_FAILURE, EXIT_USER, main
+from trinity_vlm.cli.training import resuming
 from trinity_vlm.config import load_config
 from trinity_vlm.errors import TrainingError
 from trinity_vlm.machine import Gpu
 from trinity_vlm.rundir import RunDirectory
+from trinity_vlm.workers import Workers
 
 FAST = ["images.per_step=2", "roles.candidates=2", "roles.solutions=2", "evaluation.source=null", "steps=1"]
 
@@ -173,13 +177,13 @@ def test_a_dry_run_refuses_a_run_dir_that_a_run_would_refuse(capsys, tmp_path):
     pictures = write_images(tmp_path / "pictures")
     with RunDirectory.create(tmp_path / "taken", load_config("tiny")):
         pass
-    for occupied in ("taken", "pictures"):
+    for occupied in ("taken", "pictures", "x" * 300):
         arguments = ["train", "tiny", f"images.source={pictures}", f"run_dir={tmp_path / occupied}"]
         for more in ([], ["dry_run=true"]):
             assert main([*arguments, *more]) == EXIT_USER
             printed = capsys.readouterr()
             assert printed.out == ""
-            assert "choose another run_dir" in printed.err
+            assert "run_dir" in printed.err
 
 
 def test_images_that_were_skipped_are_told_at_the_end(capsys, tmp_path):
@@ -187,7 +191,7 @@ def test_images_that_were_skipped_are_told_at_the_end(capsys, tmp_path):
     (folder / "broken.png").write_bytes(b"nothing")
     arguments = ["train", "tiny", f"run_dir={tmp_path / 'run'}", f"images.source={folder}", *FAST]
     assert main([*arguments, "images.per_step=7"]) == 0
-    assert "images skipped: 1 undecodable" in capsys.readouterr().out
+    assert "images skipped, again in every epoch: 1 undecodable" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -197,7 +201,7 @@ def test_images_that_were_skipped_are_told_at_the_end(capsys, tmp_path):
         ("tiny", ("tracking.trackers=[wandb]",), (), "cc", "wandb: not installed"),
         ("tiny", ("engine.kind=vllm",), (), "cc", "vLLM is not installed"),
         ("tiny", (), (H200,), None, "no C compiler|needs a C compiler"),
-        ("qwen3-vl-8b", ("engine.kind=vllm",), (SMALL,), "cc", "too much|GiB"),
+        ("qwen3-vl-8b", ("engine.kind=vllm",), (SMALL,), "cc", r"needs about [\d.]+ GiB"),
         ("qwen3-vl-8b", ("engine.kind=vllm", "engine.vllm.kv_cache_gib=2"), (H200,), "cc", "one sequence"),
     ],
 )
@@ -209,6 +213,8 @@ def test_a_run_that_this_machine_cannot_hold_ends_before_anything_is_loaded(
     monkeypatch.setattr(fitting, "current_gpu", lambda: gpus[0] if gpus else None)
     monkeypatch.setattr(fitting, "find_compiler", lambda: compiler)
     monkeypatch.setattr(fitting, "host_capacity_gib", lambda: 12.0)
+    for package in ("wandb", "vllm"):  # as if it were not installed
+        monkeypatch.setitem(sys.modules, package, None)
     if gpus and overrides:
         monkeypatch.setattr(assembly, "check_installed", lambda: None)
     monkeypatch.setattr(assembly, "assemble", None)
@@ -307,15 +313,46 @@ def assert_card_is_true(card, run, step):
     assert f"after step {step} of {run.config.steps}" in card
     assert all(fact in card for fact in (run.run_id, run.manifest.config_hash, run.manifest.prompt_digest))
     assert f"rank {run.config.lora.rank}, alpha 32" in card
-    assert run.config.images.source in card
+    assert f"| `{Path(run.config.images.source).name}` |" in card
+    assert str(run.path.parent) not in card
     assert "--max-lora-rank 16" in card
     folder = run.path.parent / "adapter"
-    code = re.search(r"```python\n(.*?)```", card, re.DOTALL)[1].replace("PATH/OF/THIS/FOLDER", str(folder))
+    base = json.loads((folder / "adapter_config.json").read_text())["base_model_name_or_path"]
+    assert base not in card
+    code = re.search(r"```python\n(.*?)```", card, re.DOTALL)[1]
+    code = code.replace("PATH/OF/THIS/FOLDER", str(folder)).replace("PATH/OF/THE/BASE", base)
     names = {}
     exec(code, names)
     assert type(names["model"]).__name__.startswith("Peft")
     head = yaml.safe_load(card.split("---")[1])
-    assert head["base_model"] == names["model"].peft_config["default"].base_model_name_or_path
+    assert "base_model" not in head
+    assert head["library_name"] == "peft"
+
+
+@pytest.mark.parametrize(
+    ("base", "source", "shown"),
+    [
+        ("org/model", "org/pictures", ("base_model: org/model", "`org/pictures`")),
+        ("org/model", "/home/me/pictures/*.parquet", ("base_model: org/model", "`*.parquet`")),
+        ("/gone/home/model", "microcosm:evolve", ("PATH/OF/THE/BASE", "`microcosm:evolve`")),
+    ],
+)
+def test_a_card_names_what_is_on_a_hub_and_no_place_of_this_machine(tmp_path, base, source, shown):
+    """Whether it is still there or not."""
+    adapter = {"base_model_name_or_path": base, "r": 8, "lora_alpha": 16}
+    (tmp_path / "adapter_config.json").write_text(json.dumps(adapter))
+    config = load_config("tiny", [f"images.source={source}"])
+    with RunDirectory.create(tmp_path / "run", config) as run:
+        write_card(tmp_path, run, 3)
+    card = (tmp_path / "README.md").read_text()
+    front = yaml.safe_load(card.split("---")[1])
+    assert ("base_model" in front) is (base == "org/model")
+    assert all(text in card.replace('"', "") for text in shown)
+    assert "/home/" not in card
+
+
+def test_several_workers_go_on_as_they_began():
+    assert resuming(Path("my runs"), Workers(0, 2)) == "torchrun as before, with `-m trinity_vlm resume 'my runs'`,"
 
 
 def test_a_setting_that_may_not_change_is_refused_on_resume(capsys, tmp_path):

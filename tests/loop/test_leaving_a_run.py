@@ -135,7 +135,7 @@ def test_a_folder_that_was_there_before_stays(capsys, tmp_path):
 
 def test_what_cannot_be_removed_is_not_said_to_be(capsys, monkeypatch, tmp_path):
     with RunDirectory.create(tmp_path / "run", load_config("tiny")) as run, monkeypatch.context() as patch:
-        patch.setattr(Path, "rmdir", raising(PermissionError()))
+        patch.setattr(Path, "unlink", raising(PermissionError()))
         fail(run)
     assert "could not be removed" in " ".join(capsys.readouterr().out.split())
 

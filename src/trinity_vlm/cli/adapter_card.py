@@ -10,10 +10,10 @@ from trinity_vlm.rundir import RunDirectory
 
 VLLM_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """What ``--max-lora-rank`` takes."""
+LOCAL_BASE = "PATH/OF/THE/BASE"
 CARD = """\
 ---
-base_model: {base_yaml}
-library_name: peft
+{base_model}library_name: peft
 tags:
 - lora
 - trinity-vlm
@@ -61,12 +61,13 @@ def write_card(folder: Path, run: RunDirectory, step: int) -> None:
     """Describe the adapter in ``folder``, the policy of ``run`` after ``step`` steps, as far as it is known."""
     adapter = json.loads((folder / "adapter_config.json").read_text())
     base, rank = adapter["base_model_name_or_path"], adapter["r"]
-    if Path(base).is_dir():
-        base = "PATH/OF/THE/BASE"
+    if _is_local(base):
+        base = LOCAL_BASE
     config, manifest = run.config, run.manifest
     revision, source = config.model.revision, config.images.source
     text = CARD.format(
         base=base,
+        base_model="" if base == LOCAL_BASE else f"base_model: {json.dumps(base)}\n",
         base_yaml=json.dumps(base),
         base_shell=shlex.quote(base),
         rank=rank,
@@ -86,6 +87,12 @@ def write_card(folder: Path, run: RunDirectory, step: int) -> None:
     (folder / "README.md").write_text(text, encoding="utf-8")
 
 
+def _is_local(place: str) -> bool:
+    """Whether it names files of this machine rather than something on a hub."""
+    path = Path(place).expanduser()
+    return path.is_absolute() or any(mark in place for mark in "*?[") or path.exists()
+
+
 def _public(source: str) -> str:
     """Of a place on this machine the last part."""
-    return Path(source).name if Path(source).exists() else source
+    return Path(source).expanduser().absolute().name if _is_local(source) else source

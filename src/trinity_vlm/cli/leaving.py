@@ -14,7 +14,7 @@ from trinity_vlm.rundir.manifest import MANIFEST_NAME
 
 FOLDERS = (EPISODES, EVALUATIONS, CHECKPOINTS)
 FILES = (MANIFEST_NAME, CONFIG_NAME, ENVIRONMENT_NAME, LOCK_NAME)
-"""With the folders all that ``RunDirectory.create`` makes; the lock last, so that nobody else starts meanwhile."""
+"""With the folders all that ``RunDirectory.create`` makes."""
 
 
 def is_empty(run: RunDirectory) -> bool:
@@ -31,7 +31,7 @@ def removed_if_empty(run: RunDirectory, console: Console) -> Iterator[None]:
     except BaseException:
         if run.writable and is_empty(run):
             _remove(run)
-            gone = "is removed again" if not _is_there(run) else "could not be removed"
+            gone = "could not be removed" if _is_there(run) else "is removed again"
             console.print(f"nothing was recorded yet: {run.path} {gone}", soft_wrap=True, markup=False)
         raise
 
@@ -54,11 +54,13 @@ def _is_there(run: RunDirectory) -> bool:
 
 
 def _remove(run: RunDirectory) -> None:
-    """Only what was made: a folder that was there before stays, and so does what somebody puts into it meanwhile."""
-    with suppress(OSError):
-        for name in FOLDERS:
-            (run.path / name).rmdir()
-        for name in FILES:
-            (run.path / name).unlink(missing_ok=True)
-        if run.made_folder:
-            run.path.rmdir()
+    """Only what was made: a folder that was there before stays, and so does what somebody puts into it meanwhile.
+
+    The manifest first, without which the rest counts as a start that was killed, and may be used again; the lock last,
+    so that nobody else starts meanwhile.
+    """
+    steps = [*((run.path / name).unlink for name in FILES[:-1]), *((run.path / name).rmdir for name in FOLDERS)]
+    steps += [(run.path / LOCK_NAME).unlink, *([run.path.rmdir] if run.made_folder else [])]
+    for step in steps:
+        with suppress(OSError):
+            step()

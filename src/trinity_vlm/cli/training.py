@@ -122,7 +122,7 @@ def evolve_on_console(run: RunDirectory, console: Console, workers: Workers) -> 
     evolve(run.config, run, ConsoleReporter(console, run.config.evaluation.source))
     if workers.is_main and (metrics := run.read_metrics()):
         if skipped := _skipped(metrics[-1]):
-            console.print(f"images skipped: {skipped}", markup=False, soft_wrap=True)
+            console.print(f"images skipped, again in every epoch: {skipped}", markup=False, soft_wrap=True)
         figure = plot_run(run, run.path / "figure.png")
         console.print(f"done; figure: {figure}", soft_wrap=True)
 

@@ -52,17 +52,19 @@ class BackgroundLoop:
             raise
 
     def close(self, last: Callable[[], Coroutine[Any, Any, None]] | None = None) -> None:
-        """Cancel what still runs, run ``last`` and end the thread; harmless when called twice."""
+        """Cancel what still runs, run ``last``, and end the thread also if that fails; harmless when called twice."""
         with self._taking:
             if self._closing:
                 return
             self._closing = True
-        self._submit(_cancel_others()).result()
-        if last is not None:
-            self._submit(last()).result()
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
+        try:
+            self._submit(_cancel_others()).result()
+            if last is not None:
+                self._submit(last()).result()
+        finally:
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join()
+            self._loop.close()
 
     def _take(self, work: Coroutine[Any, Any, T]) -> Future[T]:
         """Nothing comes in behind what ``close`` cancels: it would never be answered."""

@@ -98,8 +98,10 @@ class RunDirectory:
 
     @staticmethod
     def check_free(path: str | Path) -> None:
-        """Raise RunDirectoryError when ``create`` would refuse ``path`` for what is there; writes nothing."""
-        _refuse_occupied(Path(path))
+        """Raise RunDirectoryError when ``create`` would refuse ``path``, for its name or what is there."""
+        path = Path(path)
+        with _named_as_run_dir(path):
+            _refuse_occupied(path)
 
     @classmethod
     def open(cls, path: str | Path) -> RunDirectory:

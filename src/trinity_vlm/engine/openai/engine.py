@@ -102,9 +102,11 @@ class OpenAIEngine:
 
     def close(self) -> None:
         """Unload the adapters, end the connections and the thread, and delete the adapter files."""
-        self._background.close(self._leave)
-        if self._shelf is not None:
-            self._shelf.close()
+        try:
+            self._background.close(self._leave)
+        finally:
+            if self._shelf is not None:
+                self._shelf.close()
 
     async def _leave(self) -> None:
         await self._pool.retire()

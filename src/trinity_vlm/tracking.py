@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import math
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from trinity_vlm.config import TrackingConfig
 from trinity_vlm.errors import TrainingError
+from trinity_vlm.machine import found
 from trinity_vlm.rundir import RunDirectory
 
 
@@ -98,8 +98,7 @@ _TRACKERS: Mapping[str, Callable[[TrackingConfig, RunDirectory], Tracker]] = {
 def check_trackers(config: TrackingConfig) -> None:
     """Raise TrainingError naming the extra to install when a tracker's package is missing; imports nothing."""
     for name in config.trackers:
-        spec = importlib.util.find_spec(name)
-        if spec is None or spec.loader is None:  # no loader: a mere folder of that name, such as W&B makes
+        if not found((name,)):
             raise _missing(name, "")
 
 

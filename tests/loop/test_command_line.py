@@ -158,8 +158,8 @@ def test_a_dry_run_tells_what_the_doctor_tells_and_writes_nothing(
     monkeypatch.setattr(machine, "gpus", lambda: gpus)
     monkeypatch.setattr(fitting, "current_gpu", lambda: gpus[0] if gpus else None)
     monkeypatch.setattr(machine, "_free_host_bytes", lambda: 12 * machine.GIB)
-    found = machine._found
-    monkeypatch.setattr(machine, "_found", lambda modules: not {"wandb", "vllm"} & set(modules) and found(modules))
+    found = machine.found
+    monkeypatch.setattr(machine, "found", lambda modules: not {"wandb", "vllm"} & set(modules) and found(modules))
     run_dir = tmp_path / "run"
     settings = [preset, f"run_dir={run_dir}", f"images.source={write_images(tmp_path / 'pictures')}", *overrides]
     assert main(["train", *settings, "dry_run=true"]) == code

@@ -197,7 +197,7 @@ def test_the_gpu_that_is_here_is_planned_for(capsys, monkeypatch):
 
 
 def test_vllm_that_is_not_installed_is_a_problem(capsys, monkeypatch):
-    monkeypatch.setattr(machine, "_found", lambda modules: "vllm" not in modules)
+    monkeypatch.setattr(machine, "found", lambda modules: "vllm" not in modules)
     monkeypatch.setattr(machine, "gpus", lambda: (Gpu("Imagined H200", 139.8, 139.0),))
     code, text = told(capsys, *ONE_8B, "engine.kind=vllm")
     assert code == EXIT_FAILURE
@@ -206,7 +206,7 @@ def test_vllm_that_is_not_installed_is_a_problem(capsys, monkeypatch):
 
 
 def test_several_problems_are_counted(capsys, monkeypatch, no_gpu):
-    monkeypatch.setattr(machine, "_found", lambda modules: not {"vllm", "wandb", "trackio"} & set(modules))
+    monkeypatch.setattr(machine, "found", lambda modules: not {"vllm", "wandb", "trackio"} & set(modules))
     wanted = (*ONE_8B, "engine.kind=vllm", "tracking.trackers=[wandb, trackio]")
     _, text = told(capsys, *wanted)
     assert text.count("problem ") == 4
@@ -223,7 +223,7 @@ def test_a_gpu_that_is_asked_for_and_not_here_is_refused_as_by_a_run(capsys, mon
 
 def test_another_machine_is_not_judged_by_what_is_installed_here(capsys, monkeypatch, no_gpu):
     """Planned on a laptop for a server's card: fits or not, whatever this machine lacks."""
-    monkeypatch.setattr(machine, "_found", lambda modules: "vllm" not in modules)
+    monkeypatch.setattr(machine, "found", lambda modules: "vllm" not in modules)
     code, text = told(capsys, *ONE_8B, "engine.kind=vllm", "--gpu-gib", "139")
     assert (code, "verdict it fits" in text) == (0, True)
     code, text = told(capsys, *ONE_8B, "engine.kind=vllm", "--gpu-gib", "24")

@@ -1,5 +1,7 @@
 """What a run needs of a machine, and when it is refused for want of it."""
 
+import importlib
+
 import pytest
 
 from trinity_vlm import fitting, machine
@@ -114,3 +116,13 @@ def test_nothing_is_planned_without_a_gpu(monkeypatch):
     fitting.check_plan(config)
     assert fitting.with_planned_cache(config) == config
     assert doctoring.IMAGINED_GPU_GIB == 80
+
+
+def test_a_mere_folder_is_no_package(monkeypatch, tmp_path):
+    """W&B makes one of its own name where it runs."""
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "made_up_tracker").mkdir()
+    assert not machine.found(("made_up_tracker",))
+    (tmp_path / "made_up_tracker" / "__init__.py").touch()
+    importlib.invalidate_caches()
+    assert machine.found(("made_up_tracker", "json"))

@@ -8,7 +8,7 @@ from rich.console import Console
 
 from trinity_vlm import loop
 from trinity_vlm.cli.console import ConsoleReporter
-from trinity_vlm.cli.leaving import is_empty, removed_if_empty, way_back
+from trinity_vlm.cli.leaving import removed_if_empty, way_back
 from trinity_vlm.cli.main import EXIT_FAILURE, EXIT_INTERRUPT, EXIT_USER, main
 from trinity_vlm.config import load_config
 from trinity_vlm.errors import ModelLoadError, TrainingError
@@ -143,7 +143,7 @@ def test_what_cannot_be_removed_is_not_said_to_be(capsys, monkeypatch, tmp_path)
 def test_a_run_is_empty_until_anything_is_written_into_it(tmp_path):
     """Metrics, episodes, a half-written checkpoint, or a file of the user's own."""
     with RunDirectory.create(tmp_path / "run", load_config("tiny")) as run:
-        assert is_empty(run)
+        assert run.is_empty
         for name in (
             "metrics.jsonl",
             "episodes/step-000001.parquet",
@@ -154,8 +154,8 @@ def test_a_run_is_empty_until_anything_is_written_into_it(tmp_path):
             file = run.path / name
             file.parent.mkdir(exist_ok=True)
             file.touch()
-            assert not is_empty(run)
+            assert not run.is_empty
             file.unlink()
             if file.parent.name.startswith("step-"):
                 file.parent.rmdir()
-        assert is_empty(run)
+        assert run.is_empty

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -54,6 +54,9 @@ CONFIG_NAME = "config.yaml"
 ENVIRONMENT_NAME = "environment.json"
 LOCK_NAME = "run.lock"
 EPISODES, EVALUATIONS, CHECKPOINTS = "episodes", "evaluations", "checkpoints"
+_NEW_FILES = (manifests.MANIFEST_NAME, CONFIG_NAME, ENVIRONMENT_NAME)
+_NEW_FOLDERS = (EPISODES, EVALUATIONS, CHECKPOINTS)
+"""All that ``create`` makes beside the lock."""
 _STEP_FILE = re.compile(r"step-(\d{6,})\.parquet")
 
 
@@ -63,8 +66,7 @@ class RunDirectory:
     def __init__(self, path: Path, manifest: manifests.RunManifest, lock: RunLock | None) -> None:
         self.path = path
         self.manifest = manifest
-        self.made_folder = False
-        """Whether ``create`` made the folder itself."""
+        self._made_folder = False
         self._lock = lock
         self._metrics = MetricsLog(path / "metrics.jsonl")
 
@@ -82,7 +84,7 @@ class RunDirectory:
             lock = RunLock(path / LOCK_NAME)
             try:
                 _refuse_occupied(path)
-                for folder in (EPISODES, EVALUATIONS, CHECKPOINTS):
+                for folder in _NEW_FOLDERS:
                     (path / folder).mkdir(exist_ok=True)
                 replace_file(path / CONFIG_NAME, dump_config(config).encode())
                 _add_session(path)
@@ -93,7 +95,7 @@ class RunDirectory:
                 lock.release()
                 raise
         run = cls(path, manifest, lock)
-        run.made_folder = made_folder
+        run._made_folder = made_folder
         return run
 
     @staticmethod
@@ -146,6 +148,26 @@ class RunDirectory:
     @property
     def writable(self) -> bool:
         return self._lock is not None and self._lock.held
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing was ever recorded: no metrics, episode or checkpoint, nor anything that is not the run's."""
+        found = {str(entry.relative_to(self.path)) for entry in self.path.rglob("*")}
+        return found <= {*_NEW_FILES, *_NEW_FOLDERS, LOCK_NAME}
+
+    def discard(self) -> bool:
+        """Undo ``create``, of an empty run; whether the run is gone.
+
+        Only what was made goes: a folder that was there before stays, and so does what somebody puts into it meanwhile.
+        The manifest first, without which the rest counts as a start that was killed, and may be used again; the lock
+        last, so that nobody else starts meanwhile.
+        """
+        files = [(self.path / name).unlink for name in _NEW_FILES]
+        folders = [(self.path / name).rmdir for name in _NEW_FOLDERS]
+        for remove in (*files, *folders, (self.path / LOCK_NAME).unlink, *[self.path.rmdir] * self._made_folder):
+            with suppress(OSError):
+                remove()
+        return not (self.path / manifests.MANIFEST_NAME).exists()
 
     @cached_property
     def config(self) -> Config:
